@@ -1,0 +1,145 @@
+"""Reads a configuration: defaults, then YAML, then `ELASMO__SECTION__KEY` variables, then `section.key=value` arguments."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from elasmo.config.tree import Config
+
+ENV_PREFIX = "ELASMO__"
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be used, in sentences that name the key, the value and the mend."""
+
+
+def load(
+    path: str | Path | None = None,
+    overrides: Iterable[str] = (),
+    env: Mapping[str, str] | None = None,
+) -> Config:
+    """The validated tree.
+
+    Args:
+        path: YAML file; None starts from the defaults.
+        overrides: `section.key=value` strings, values parsed as YAML; the last one wins.
+        env: environment read for `ELASMO__SECTION__KEY`; this process's when None.
+
+    Raises:
+        ConfigError: missing file, bad YAML, unknown key, wrong type or value out of range.
+    """
+    tree = _read_yaml(Path(path)) if path is not None else {}
+    for key, value in sorted((os.environ if env is None else env).items()):
+        if key.startswith(ENV_PREFIX):
+            dotted = key[len(ENV_PREFIX) :].lower().replace("__", ".")
+            _set(tree, dotted, _parse_value(dotted, value), source=key)
+    for override in overrides:
+        dotted, separator, value = override.partition("=")
+        if not separator or not dotted:
+            raise ConfigError(f"Override {override!r} is not of the form section.key=value, such as train.steps=200.")
+        _set(tree, dotted.strip(), _parse_value(dotted, value), source=override)
+    try:
+        return Config.model_validate(tree)
+    except ValidationError as error:
+        raise ConfigError("\n".join(_sentence(dict(item)) for item in error.errors())) from None
+
+
+def dump(config: Config) -> str:
+    """The whole tree as YAML, every default spelled out; `load` reads it back to an equal tree."""
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise ConfigError(f"Config file {path} does not exist; give the path of a YAML file such as pipelines/digits.yaml.")
+    try:
+        tree = yaml.safe_load(path.read_text())
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"Config file {path} is not valid YAML: {error}") from None
+    if tree is None:
+        return {}
+    if not isinstance(tree, dict):
+        raise ConfigError(f"Config file {path} holds a {type(tree).__name__}; it must hold sections such as `train:`.")
+    return tree
+
+
+def _parse_value(key: str, text: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"Value {text!r} of {key} is not valid YAML: {error}") from None
+
+
+def _set(tree: dict[str, Any], dotted: str, value: Any, source: str) -> None:
+    *parents, leaf = dotted.split(".")
+    node = tree
+    for depth, parent in enumerate(parents):
+        child = node.setdefault(parent, {})
+        if child is None:
+            child = node[parent] = {}
+        if not isinstance(child, dict):
+            above = ".".join(parents[: depth + 1])
+            raise ConfigError(f"Override {source!r} goes below {above}, which holds the value {child!r}, not a section.")
+        node = child
+    node[leaf] = value
+
+
+def _sentence(error: dict[str, Any]) -> str:
+    location = tuple(part for part in error["loc"] if isinstance(part, str))
+    dotted = ".".join(location) or "the configuration"
+    value = error.get("input")
+    if error["type"] == "extra_forbidden":
+        return _unknown_key(location)
+    message = error["msg"].removeprefix("Value error, ")
+    if error["type"] == "value_error":
+        return f"{dotted}: {message}."
+    return f"{dotted} is {value!r} ({type(value).__name__}): {message[0].lower()}{message[1:]}."
+
+
+def _unknown_key(location: tuple[str, ...]) -> str:
+    *parents, key = location
+    section = _section(parents)
+    names = list(section.model_fields) if section is not None else []
+    dotted = ".".join(location)
+    near = difflib.get_close_matches(key, names, n=1, cutoff=0.5)
+    if near:
+        return f"Unknown config key {dotted!r}; did you mean {'.'.join([*parents, near[0]])!r}?"
+    elsewhere = [name for name in _all_keys(Config) if name.rsplit(".", 1)[-1] == key]
+    if elsewhere:
+        return f"Unknown config key {dotted!r}; did you mean {elsewhere[0]!r}?"
+    return f"Unknown config key {dotted!r}; {'.'.join(parents) or 'the top level'} takes {', '.join(names)}."
+
+
+def _section(parents: Iterable[str]) -> type[BaseModel] | None:
+    section: type[BaseModel] | None = Config
+    for parent in parents:
+        field = section.model_fields.get(parent) if section is not None else None
+        section = _section_of(field.annotation) if field is not None else None
+    return section
+
+
+def _section_of(annotation: Any) -> type[BaseModel] | None:
+    options = typing.get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)
+    for option in options:
+        if isinstance(option, type) and issubclass(option, BaseModel):
+            return option
+    return None
+
+
+def _all_keys(section: type[BaseModel], prefix: str = "") -> list[str]:
+    keys: list[str] = []
+    for name, field in section.model_fields.items():
+        keys.append(prefix + name)
+        below = _section_of(field.annotation)
+        if below is not None:
+            keys += _all_keys(below, f"{prefix}{name}.")
+    return keys

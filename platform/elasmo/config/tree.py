@@ -1,0 +1,251 @@
+"""The configuration tree. Every section is frozen, every key is typed, and a key that is not here is refused."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Positive = Annotated[int, Field(ge=1)]
+Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+Seconds = Annotated[float, Field(gt=0.0)]
+
+
+class Section(BaseModel):
+    """A frozen part of the tree that accepts the keys it names and no others."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), validate_default=True)
+
+
+class LimitsConfig(Section):
+    """What a single medium may cost before it is decoded; the same caps guard ingestion and serving."""
+
+    image_bytes: Positive = 4 << 20
+    image_pixels: Positive = 4_000_000
+    audio_bytes: Positive = 8 << 20
+    audio_s: Seconds = 30.0
+
+
+class DataConfig(Section):
+    """Where the dataset comes from, where its bronze, silver and gold layers live, and how they are streamed."""
+
+    dataset: str = "data/digits"
+    lake: str = "runs/lake"
+    gold: str | None = Field(None, description="gold snapshot id; the newest one of the dataset when null")
+    vocab_size: Annotated[int, Field(ge=300)] = 512
+    engine: Literal["ray", "direct"] = "ray"
+    decode_workers: Positive = Field(1, description="Ray Data decode actors for each training rank")
+    decode_cpus: Annotated[float, Field(gt=0)] = 0.25
+    shuffle_window_shards: Positive = 4
+    limits: LimitsConfig = LimitsConfig()
+
+
+class DecoderConfig(Section):
+    """The token decoder: RMSNorm, RoPE, grouped-query attention, SwiGLU."""
+
+    hidden: Positive = 128
+    layers: Positive = 4
+    heads: Positive = 4
+    kv_heads: Positive = 2
+    ffn: Positive = 352
+    max_seq: Positive = 256
+    rope_theta: float = 10_000.0
+    norm_eps: float = 1e-6
+    tie_embeddings: bool = True
+
+    @model_validator(mode="after")
+    def _divides(self) -> DecoderConfig:
+        if self.hidden % self.heads:
+            raise ValueError(f"heads={self.heads} must divide hidden={self.hidden}")
+        if self.heads % self.kv_heads:
+            raise ValueError(f"kv_heads={self.kv_heads} must divide heads={self.heads}")
+        if (self.hidden // self.heads) % 2:
+            raise ValueError(f"hidden/heads={self.hidden // self.heads} must be even for rotary positions")
+        return self
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden // self.heads
+
+
+class VisionConfig(Section):
+    """The image encoder: square patches through a small ViT. One image becomes (image_size / patch)**2 tokens."""
+
+    image_size: Positive = 8
+    channels: Literal[1, 3] = 1
+    patch: Positive = 2
+    hidden: Positive = 96
+    layers: Positive = 2
+    heads: Positive = 4
+    ffn: Positive = 192
+
+    @model_validator(mode="after")
+    def _divides(self) -> VisionConfig:
+        if self.image_size % self.patch:
+            raise ValueError(f"patch={self.patch} must divide image_size={self.image_size}")
+        if self.hidden % self.heads:
+            raise ValueError(f"heads={self.heads} must divide hidden={self.hidden}")
+        return self
+
+    @property
+    def tokens(self) -> int:
+        return (self.image_size // self.patch) ** 2
+
+
+class AudioConfig(Section):
+    """The audio encoder: log-mel frames through two strided convolutions and a transformer encoder."""
+
+    sample_rate: Positive = 22_050
+    n_fft: Positive = 512
+    hop: Positive = 256
+    n_mels: Positive = 40
+    max_s: Seconds = 2.0
+    hidden: Positive = 96
+    layers: Positive = 2
+    heads: Positive = 4
+    ffn: Positive = 192
+
+    @model_validator(mode="after")
+    def _divides(self) -> AudioConfig:
+        if self.hidden % self.heads:
+            raise ValueError(f"heads={self.heads} must divide hidden={self.hidden}")
+        return self
+
+
+class TableConfig(Section):
+    """The table encoder: one token a field, from its name, its type and its value."""
+
+    hidden: Positive = 64
+    frequencies: Positive = 8
+
+
+class ModelConfig(Section):
+    """One multimodal decoder. A tower set to null is left out, and data that needs it is refused."""
+
+    decoder: DecoderConfig = DecoderConfig()
+    vision: VisionConfig | None = VisionConfig()
+    audio: AudioConfig | None = AudioConfig()
+    table: TableConfig | None = TableConfig()
+
+
+class WorkersConfig(Section):
+    """The elastic range of training workers and what each one reserves."""
+
+    min: Positive = 1
+    max: Positive = 2
+    use_gpu: bool = False
+    trainer: Annotated[float, Field(gt=0)] = Field(1.0, description="custom Ray resource `trainer` a worker reserves")
+    cpus: Annotated[float, Field(ge=0)] = Field(0.0, description="CPUs a worker reserves; 0 leaves them to Ray Data")
+    threads: Positive = Field(1, description="torch intra-op threads of a worker")
+    max_failures: Annotated[int, Field(ge=0)] = 8
+    health_check_s: Seconds = 0.3
+    start_timeout_s: Seconds = 30.0
+    collective_timeout_s: Seconds = 60.0
+
+    @model_validator(mode="after")
+    def _range(self) -> WorkersConfig:
+        if self.max < self.min:
+            raise ValueError(f"max={self.max} must be at least min={self.min}")
+        return self
+
+
+class LogConfig(Section):
+    """Where metrics go besides the run log, Ray's metrics and the report."""
+
+    tensorboard: bool = True
+    wandb: str | None = Field(None, description="Weights & Biases project; needs the wandb package")
+    mlflow: str | None = Field(None, description="MLflow tracking URI; needs the mlflow package")
+
+
+class TrainConfig(Section):
+    """Optimisation and elasticity. The global batch is `global_batch` samples in slots of `micro_batch`."""
+
+    steps: Positive = 400
+    global_batch: Positive = 64
+    micro_batch: Positive = 16
+    lr: Annotated[float, Field(gt=0)] = 2e-3
+    min_lr_ratio: Fraction = 0.1
+    warmup_steps: Annotated[int, Field(ge=0)] = 20
+    weight_decay: Annotated[float, Field(ge=0)] = 0.01
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: Annotated[float, Field(gt=0)] = 1e-8
+    grad_clip: Annotated[float, Field(gt=0)] = 1.0
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    zero_stage: Literal[0, 1, 2, 3] = 1
+    eval_every: Positive = 100
+    checkpoint_every: Positive = 20
+    keep_checkpoints: Positive = 2
+    storage: str = "runs"
+    workers: WorkersConfig = WorkersConfig()
+    log: LogConfig = LogConfig()
+
+    @model_validator(mode="after")
+    def _slots(self) -> TrainConfig:
+        if self.global_batch % self.micro_batch:
+            raise ValueError(f"micro_batch={self.micro_batch} must divide global_batch={self.global_batch}")
+        return self
+
+    @property
+    def slots(self) -> int:
+        """Micro-batch slots in a global batch."""
+        return self.global_batch // self.micro_batch
+
+
+class EngineConfig(Section):
+    """The torch inference engine: paged KV cache and continuous batching."""
+
+    block_size: Positive = Field(16, description="tokens in a KV page")
+    blocks: Positive = Field(1024, description="KV pages of a decode replica")
+    max_batch: Positive = Field(16, description="sequences decoded in one step")
+    threads: Positive = 1
+
+
+class PoolConfig(Section):
+    """One pool of Serve replicas."""
+
+    replicas: Positive = 1
+    cpus: Annotated[float, Field(ge=0)] = 0.25
+    gpus: Annotated[float, Field(ge=0)] = 0.0
+    max_ongoing: Positive = 64
+
+
+class ServeConfig(Section):
+    """The OpenAI-compatible endpoint and its pools."""
+
+    host: str = "127.0.0.1"
+    port: Annotated[int, Field(ge=1, le=65_535)] = 8000
+    model_name: str | None = Field(None, description="name in /v1/models; the published model's name when null")
+    published: str | None = Field(None, description="folder written by `elasmo publish`")
+    max_tokens: Positive = Field(32, description="default completion length")
+    max_queue: Positive = Field(256, description="requests in flight before 503")
+    request_timeout_s: Seconds = 60.0
+    retries: Annotated[int, Field(ge=0)] = Field(3, description="replacement replicas tried for one request")
+    engine: EngineConfig = EngineConfig()
+    ingress: PoolConfig = PoolConfig()
+    prefill: PoolConfig = PoolConfig()
+    decode: PoolConfig = PoolConfig()
+    limits: LimitsConfig = LimitsConfig()
+
+
+class RayConfig(Section):
+    """The Ray cluster: `local` starts an emulated one in this process, `auto` joins the running one."""
+
+    address: str = Field("auto", description="`auto`, `local`, or host:port")
+    nodes: Positive = Field(2, description="raylets of a local cluster, each with one `trainer`")
+    cpus_per_node: Positive = 2
+    object_store_mb: Annotated[int, Field(ge=80)] = 256
+    health_check_period_ms: Positive = 1000
+    health_check_timeout_ms: Positive = 2000
+    health_check_failures: Positive = 3
+
+
+class Config(Section):
+    """The whole tree. The same object drives the CLI, the SDK and job scripts."""
+
+    name: str = Field("digits", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    seed: int = 0
+    data: DataConfig = DataConfig()
+    model: ModelConfig = ModelConfig()
+    train: TrainConfig = TrainConfig()
+    serve: ServeConfig = ServeConfig()
+    ray: RayConfig = RayConfig()
