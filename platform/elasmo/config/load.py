@@ -1,4 +1,4 @@
-"""Reads a configuration: defaults, then YAML, then `ELASMO__SECTION__KEY` variables, then `section.key=value` arguments."""
+"""Reads a configuration: defaults, then YAML, then `ELASMO__SECTION__KEY` variables, then `section.key=value`."""
 
 from __future__ import annotations
 
@@ -60,7 +60,9 @@ def dump(config: Config) -> str:
 
 def _read_yaml(path: Path) -> dict[str, Any]:
     if not path.is_file():
-        raise ConfigError(f"Config file {path} does not exist; give the path of a YAML file such as pipelines/digits.yaml.")
+        raise ConfigError(
+            f"Config file {path} does not exist; give the path of a YAML file such as pipelines/digits.yaml."
+        )
     try:
         tree = yaml.safe_load(path.read_text())
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -88,7 +90,9 @@ def _set(tree: dict[str, Any], dotted: str, value: Any, source: str) -> None:
             child = node[parent] = {}
         if not isinstance(child, dict):
             above = ".".join(parents[: depth + 1])
-            raise ConfigError(f"Override {source!r} goes below {above}, which holds the value {child!r}, not a section.")
+            raise ConfigError(
+                f"Override {source!r} goes below {above}, which holds the value {child!r}, not a section."
+            )
         node = child
     node[leaf] = value
 

@@ -1,0 +1,109 @@
+"""The step plan: exactly once, any world size, any resume point."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from elasmo.data.index import GoldIndex
+from elasmo.data.plan import StepPlan, deal, slot_digest, step_receipt
+
+
+def make_index(rows: int, shard_rows: int = 13, seed: int = 0) -> GoldIndex:
+    random = np.random.default_rng(seed)
+    return GoldIndex(
+        snapshot=f"snapshot-{rows}",
+        row_ids=np.arange(rows, dtype=np.int64) * 7 + 100,
+        shard=(np.arange(rows) // shard_rows).astype(np.int32),
+        modalities=("image", "audio"),
+        modality=(np.arange(rows) % 2).astype(np.int8),
+        costs=random.integers(0, 40, size=(rows, 4)).astype(np.int32),
+        target_tokens=random.integers(1, 5, size=rows).astype(np.int32),
+    )
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 90), st.integers(1, 6), st.integers(1, 5), st.integers(0, 3))
+def test_every_epoch_reads_each_row_exactly_once_and_tails_carry_over(
+    rows: int, slots: int, micro: int, seed: int
+) -> None:
+    plan = StepPlan(make_index(rows), seed, slots * micro, micro, window_shards=2)
+    steps = -(-2 * rows // (slots * micro))
+    read = np.concatenate([plan.rows(step) for step in range(steps)])
+    assert sorted(read[:rows]) == list(range(rows))
+    assert sorted(read[rows : 2 * rows]) == list(range(rows))
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4, 5])
+def test_world_size_changes_who_computes_a_slot_and_nothing_else(world: int) -> None:
+    plan = StepPlan(make_index(101), 3, 16, 4)
+    for step in (0, 6, 30):
+        ranks = plan.assign(step, world)
+        assert sorted(slot.slot for rank in ranks for slot in rank) == [0, 1, 2, 3]
+        assert {slot for rank in ranks for slot in rank} == set(plan.slots(step))
+        assert max(len(rank) for rank in ranks) == plan.micro_steps(world)
+
+
+def test_a_step_is_found_without_the_steps_before_it() -> None:
+    fresh, walked = (StepPlan(make_index(500), 1, 20, 5) for _ in range(2))
+    for step in range(90):
+        walked.slots(step)
+    assert fresh.slots(90) == walked.slots(90)
+
+
+def test_order_depends_on_seed_and_snapshot() -> None:
+    index = make_index(300)
+    first = StepPlan(index, 0, 30, 10).rows(0)
+    assert not np.array_equal(first, StepPlan(index, 1, 30, 10).rows(0))
+    assert not np.array_equal(first, StepPlan(make_index(301), 0, 30, 10).rows(0))
+    assert np.array_equal(first, StepPlan(make_index(300), 0, 30, 10).rows(0))
+
+
+def test_a_window_touches_few_shards() -> None:
+    index = make_index(1000, shard_rows=50)
+    plan = StepPlan(index, 0, 40, 10, window_shards=4)
+    assert len(set(index.shard[plan.rows(0)])) <= 4
+
+
+def test_receipt_tells_a_missing_repeated_or_swapped_row() -> None:
+    plan = StepPlan(make_index(60), 0, 12, 4)
+    slots = plan.slots(2)
+    assert step_receipt([slot_digest(s.step, s.slot, s.row_ids) for s in slots]) == plan.receipt(2)
+    rows = list(slots[0].row_ids)
+    for damaged in (rows[:-1], [*rows[:-1], rows[0]], rows[::-1]):
+        digests = [slot_digest(2, 0, damaged), *(slot.digest() for slot in slots[1:])]
+        assert step_receipt(digests) != plan.receipt(2)
+
+
+def test_dealing_is_close_to_even_and_beats_dealing_in_order() -> None:
+    index = make_index(640, seed=5)
+    plan = StepPlan(index, 0, 64, 16)
+    ours, in_order = [], []
+    for step in range(8):
+        rows = plan.rows(step)
+        ours.append(max(plan.balance(step, 4).values()))
+        loads = index.costs[rows].reshape(4, 16, 4).sum(axis=1)
+        in_order.append((loads.max(axis=0) / loads.mean(axis=0)).max())
+    assert np.mean(ours) < 1.06
+    assert np.mean(ours) < np.mean(in_order)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 30), st.integers(1, 7))
+def test_dealing_gives_every_item_to_one_hand_with_even_counts(items: int, hands: int) -> None:
+    groups = deal(np.random.default_rng(items).random((items, 3)), hands)
+    assert sorted(i for group in groups for i in group) == list(range(items))
+    counts = [len(group) for group in groups]
+    assert max(counts) - min(counts) <= 1
+
+
+def test_target_tokens_are_those_of_the_global_batch() -> None:
+    plan = StepPlan(make_index(50), 0, 10, 5)
+    assert plan.target_tokens(3) == int(plan.index.target_tokens[plan.rows(3)].sum())
+
+
+def test_an_empty_split_is_refused() -> None:
+    with pytest.raises(ValueError, match="has no row"):
+        StepPlan(make_index(0), 0, 4, 2)
