@@ -1,0 +1,268 @@
+"""Checkpoint fragments: flat ranges of named tensors in safetensors files, described by one manifest written last.
+
+A fragment says which elements of which full tensor it holds, never which rank wrote it, so any layout reads any
+other's checkpoint without a conversion step. A file whose bytes differ from the manifest is refused by name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+FORMAT = 1
+WEIGHT = "weight"
+MANIFEST = "manifest.json"
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that is absent, incomplete or damaged, named by file and tensor."""
+
+
+@dataclass(frozen=True)
+class Fragment:
+    """Elements [start, stop) of the flattened tensor `tensor`, held in `file` for every state of the checkpoint."""
+
+    tensor: str
+    start: int
+    stop: int
+    file: str
+
+
+@dataclass(frozen=True)
+class FragmentFile:
+    """One safetensors file as it must be found: name, size in bytes, SHA-256."""
+
+    name: str
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """All that a checkpoint holds.
+
+    Attributes:
+        step: training steps that are in the weights.
+        shapes: full shape of every tensor.
+        states: what is stored of each element: `weight` and, for training, optimizer moments.
+        fragments: together they cover every element of every tensor exactly once.
+        files: the files the fragments lie in.
+        meta: what training resumes with: plan cursor, optimizer scalars, configuration, data and processor hashes.
+    """
+
+    step: int
+    shapes: Mapping[str, tuple[int, ...]]
+    states: tuple[str, ...]
+    fragments: tuple[Fragment, ...]
+    files: tuple[FragmentFile, ...]
+    meta: Mapping[str, Any] = field(default_factory=dict)
+    format: int = FORMAT
+
+    def bytes(self) -> int:
+        return sum(file.bytes for file in self.files)
+
+
+def write_file(
+    path: Path, slices: Iterable[tuple[str, int, Mapping[str, Tensor]]]
+) -> tuple[FragmentFile, tuple[Fragment, ...]]:
+    """Writes one file of fragments and syncs it to disk.
+
+    Args:
+        path: the file to write.
+        slices: (tensor name, start, flat values of each state) of what the caller owns.
+
+    Returns:
+        The file's record and its fragments, for the manifest.
+    """
+    tensors: dict[str, Tensor] = {}
+    fragments = []
+    for name, start, states in slices:
+        stop = start
+        for state, values in states.items():
+            stop = start + values.numel()
+            tensors[_key(name, state, start)] = values.detach().cpu().reshape(-1).contiguous().clone()
+        fragments.append(Fragment(name, start, stop, path.name))
+    save_file(tensors, str(path))
+    with path.open("rb") as written:
+        os.fsync(written.fileno())
+    return FragmentFile(path.name, path.stat().st_size, _sha256(path)), tuple(fragments)
+
+
+def commit(temporary: Path, final: Path, manifest: Manifest) -> None:
+    """Writes the manifest last and renames the folder: the checkpoint exists whole, or not at all.
+
+    Raises:
+        CheckpointError: the fragments leave a gap or overlap.
+    """
+    _check_cover(manifest, final)
+    text = json.dumps(asdict(manifest), indent=1, sort_keys=True)
+    partial = temporary / f".{MANIFEST}"
+    with partial.open("w") as out:
+        out.write(text)
+        out.flush()
+        os.fsync(out.fileno())
+    partial.rename(temporary / MANIFEST)
+    if final.exists():
+        shutil.rmtree(final)
+    temporary.rename(final)
+    folder = os.open(final.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of a committed checkpoint.
+
+    Raises:
+        CheckpointError: there is none, or it is not one of ours.
+    """
+    path = folder / MANIFEST
+    if not path.is_file():
+        raise CheckpointError(f"{folder} has no {MANIFEST}: it is not a committed checkpoint; name one that has.")
+    try:
+        raw = json.loads(path.read_text())
+        return parse_manifest(raw)
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{path} is not a checkpoint manifest of format {FORMAT}: {error}.") from None
+
+
+def parse_manifest(raw: Mapping[str, Any]) -> Manifest:
+    """A manifest from its JSON form."""
+    if raw["format"] != FORMAT:
+        raise ValueError(f"format is {raw['format']}, this version reads {FORMAT}")
+    return Manifest(
+        step=int(raw["step"]),
+        shapes={name: tuple(shape) for name, shape in raw["shapes"].items()},
+        states=tuple(raw["states"]),
+        fragments=tuple(Fragment(**item) for item in raw["fragments"]),
+        files=tuple(FragmentFile(**item) for item in raw["files"]),
+        meta=raw["meta"],
+    )
+
+
+class FragmentReader:
+    """Reads any range of any tensor from a checkpoint folder, checking each file's bytes before its first use."""
+
+    def __init__(self, folder: Path, manifest: Manifest | None = None) -> None:
+        self.folder = folder
+        self.manifest = manifest if manifest is not None else read_manifest(folder)
+        self.bytes_read = 0
+        self._verified: set[str] = set()
+        self._by_tensor: dict[str, list[Fragment]] = {}
+        for fragment in sorted(self.manifest.fragments, key=lambda item: (item.tensor, item.start)):
+            self._by_tensor.setdefault(fragment.tensor, []).append(fragment)
+        self._files = {file.name: file for file in self.manifest.files}
+
+    def read(self, tensor: str, state: str, start: int, stop: int) -> Tensor:
+        """Values [start, stop) of a flattened tensor's state, float32 [stop - start].
+
+        Raises:
+            CheckpointError: unknown tensor or state, missing or damaged file, uncovered range.
+        """
+        if tensor not in self._by_tensor:
+            raise CheckpointError(f"{self.folder} holds no tensor {tensor!r}; it was written for another model.")
+        out = torch.empty(stop - start)
+        reached = start
+        for fragment in self._by_tensor[tensor]:
+            low, high = max(start, fragment.start), min(stop, fragment.stop)
+            if low >= high:
+                continue
+            values = self._load(fragment, state)
+            out[low - start : high - start] = values[low - fragment.start : high - fragment.start]
+            reached = high
+        if reached != stop:
+            raise CheckpointError(f"{self.folder} lacks elements {reached}:{stop} of tensor {tensor!r}.")
+        return out
+
+    def tensor(self, name: str, state: str = WEIGHT) -> Tensor:
+        """A whole tensor in its full shape, float32."""
+        shape = self.manifest.shapes.get(name)
+        if shape is None:
+            raise CheckpointError(f"{self.folder} holds no tensor {name!r}; it was written for another model.")
+        return self.read(name, state, 0, math.prod(shape)).reshape(shape)
+
+    def verify(self) -> None:
+        """Reads every file and compares size and SHA-256.
+
+        Raises:
+            CheckpointError: names the first file that is missing or differs, and a tensor it holds.
+        """
+        for file in self.manifest.files:
+            self._verify(file.name)
+
+    def _load(self, fragment: Fragment, state: str) -> Tensor:
+        self._verify(fragment.file)
+        try:
+            with safe_open(str(self.folder / fragment.file), framework="pt") as file:
+                values: Tensor = file.get_tensor(_key(fragment.tensor, state, fragment.start))
+        except SafetensorError as error:
+            raise CheckpointError(
+                f"{self.folder / fragment.file} lacks state {state!r} of tensor {fragment.tensor!r}: {error}."
+            ) from None
+        self.bytes_read += values.numel() * values.element_size()
+        return values.float()
+
+    def _verify(self, name: str) -> None:
+        if name in self._verified:
+            return
+        path, expected = self.folder / name, self._files[name]
+        held = next(fragment.tensor for fragment in self.manifest.fragments if fragment.file == name)
+        if not path.is_file():
+            raise CheckpointError(f"{path} is missing; it holds tensor {held!r}; restore the file or use another step.")
+        if path.stat().st_size != expected.bytes or _sha256(path) != expected.sha256:
+            raise CheckpointError(
+                f"{path} differs from its manifest (SHA-256 {expected.sha256[:12]}… expected); it holds {held!r}; "
+                "restore the file or use another step."
+            )
+        self._verified.add(name)
+
+
+def _check_cover(manifest: Manifest, folder: Path) -> None:
+    by_tensor: dict[str, list[Fragment]] = {name: [] for name in manifest.shapes}
+    for fragment in manifest.fragments:
+        by_tensor[fragment.tensor].append(fragment)
+    for name, fragments in by_tensor.items():
+        reached = 0
+        for fragment in sorted(fragments, key=lambda item: item.start):
+            if fragment.start != reached:
+                raise CheckpointError(f"{folder}: fragments of {name!r} leave or repeat {reached}:{fragment.start}.")
+            reached = fragment.stop
+        if reached != math.prod(manifest.shapes[name]):
+            raise CheckpointError(f"{folder}: fragments of {name!r} end at {reached} of {manifest.shapes[name]}.")
+
+
+def _key(tensor: str, state: str, start: int) -> str:
+    return f"{tensor}/{state}/{start}"
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as data:
+        return hashlib.file_digest(data, "sha256").hexdigest()
+
+
+def split_evenly(shapes: Mapping[str, Sequence[int]], rank: int, world: int) -> list[tuple[str, int, int]]:
+    """What `rank` of `world` writes of replicated tensors: (name, start, stop), contiguous and near-equal."""
+    total = sum(math.prod(shape) for shape in shapes.values())
+    first, last = rank * total // world, (rank + 1) * total // world
+    parts, offset = [], 0
+    for name, shape in shapes.items():
+        numel = math.prod(shape)
+        low, high = max(first - offset, 0), min(last - offset, numel)
+        if low < high:
+            parts.append((name, low, high))
+        offset += numel
+    return parts

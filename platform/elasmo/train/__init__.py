@@ -1,0 +1,1 @@
+"""Elastic training: the step loop on DeepSpeed, checkpoints, and the Ray Train side that survives lost nodes."""

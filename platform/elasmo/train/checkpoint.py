@@ -1,0 +1,139 @@
+"""Training checkpoints: every rank writes the fragments it owns, the manifest comes last, any layout reads them."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from elasmo.model.fragments import (
+    MANIFEST,
+    WEIGHT,
+    CheckpointError,
+    FragmentReader,
+    Manifest,
+    commit,
+    split_evenly,
+    write_file,
+)
+from elasmo.train import deepspeed_adapter
+from elasmo.train.deepspeed_adapter import MOMENTS, OwnedSlice
+
+Gather = Callable[[Any], list[Any]]
+"""Collects one object from every rank, in rank order, on every rank."""
+
+
+def folder_name(step: int) -> str:
+    return f"step-{step:06d}"
+
+
+def committed(root: Path) -> list[Path]:
+    """Folders of committed checkpoints, oldest step first; what was not committed is not listed."""
+    if not root.is_dir():
+        return []
+    return sorted(path for path in root.iterdir() if path.name.startswith("step-") and (path / MANIFEST).is_file())
+
+
+def save(
+    engine: Any,
+    root: Path,
+    step: int,
+    meta: Mapping[str, Any],
+    rank: int,
+    world: int,
+    attempt: int,
+    gather: Gather,
+) -> Manifest:
+    """Writes a checkpoint of `step` from all ranks and commits it; a collective call.
+
+    Args:
+        engine: DeepSpeed engine after `step` optimizer steps.
+        root: folder of the run's checkpoints, reachable by every rank.
+        meta: what training resumes with, stored in the manifest.
+        attempt: number of the worker group; a dead attempt's half-written files are never mixed with this one's.
+        gather: all-gather of Python objects over ranks.
+
+    Returns:
+        The committed manifest, on every rank.
+    """
+    temporary = root / f".{folder_name(step)}.attempt-{attempt}"
+    temporary.mkdir(parents=True, exist_ok=True)
+    gather(None)  # the folder exists before anyone writes
+    slices = ((s.name, s.start, _states(s)) for s in _written_slices(engine, rank, world))
+    record, fragments = write_file(temporary / f"rank-{rank:05d}.safetensors", slices)
+    records = gather((record, fragments))
+    manifest = Manifest(
+        step=step,
+        shapes=deepspeed_adapter.full_shapes(engine),
+        states=(WEIGHT, *MOMENTS),
+        fragments=tuple(fragment for _, parts in records for fragment in parts),
+        files=tuple(file for file, _ in records),
+        meta=meta,
+    )
+    if rank == 0:
+        commit(temporary, root / folder_name(step), manifest)
+    gather(None)  # nobody goes on before the checkpoint exists
+    return manifest
+
+
+def load(engine: Any, folder: Path) -> FragmentReader:
+    """Restores masters, moments and counters of this rank from a checkpoint of any layout.
+
+    Raises:
+        CheckpointError: damaged or foreign checkpoint; the engine must then not be used.
+    """
+    reader = FragmentReader(folder)
+    expected = deepspeed_adapter.full_shapes(engine)
+    for name, shape in expected.items():
+        found = reader.manifest.shapes.get(name)
+        if found != shape:
+            raise CheckpointError(
+                f"{folder}: tensor {name!r} has shape {found}, the model needs {shape}; use the run's config."
+            )
+    foreign = sorted(set(reader.manifest.shapes) - set(expected))
+    if foreign:
+        raise CheckpointError(
+            f"{folder} holds tensor {foreign[0]!r}, which the model lacks; use the run's model config."
+        )
+    for owned in deepspeed_adapter.owned_slices(engine):
+        for state, view in _states(owned).items():
+            view.copy_(reader.read(owned.name, state, owned.start, owned.stop))
+    deepspeed_adapter.finish_load(engine, int(reader.manifest.meta["optimizer_step"]))
+    return reader
+
+
+def prune(root: Path, keep: int, pinned: set[str]) -> list[str]:
+    """Removes committed checkpoints beyond the newest `keep`, except `pinned` names, and leftovers of dead writes.
+
+    Returns:
+        Names of the removed folders.
+    """
+    removed = []
+    folders = committed(root)
+    for path in folders[: max(0, len(folders) - keep)]:
+        if path.name not in pinned:
+            shutil.rmtree(path)
+            removed.append(path.name)
+    newest = folders[-1].name if folders else ""
+    for path in root.glob(".step-*"):
+        if path.name.split(".")[1] <= newest:
+            shutil.rmtree(path, ignore_errors=True)
+            removed.append(path.name)
+    return removed
+
+
+def _states(owned: OwnedSlice) -> dict[str, Any]:
+    return {WEIGHT: owned.weight, MOMENTS[0]: owned.exp_avg, MOMENTS[1]: owned.exp_avg_sq}
+
+
+def _written_slices(engine: Any, rank: int, world: int) -> Iterator[OwnedSlice]:
+    if deepspeed_adapter.zero_stage(engine) > 0:
+        yield from deepspeed_adapter.owned_slices(engine)
+        return
+    whole = {owned.name: owned for owned in deepspeed_adapter.owned_slices(engine)}
+    for name, start, stop in split_evenly(deepspeed_adapter.full_shapes(engine), rank, world):
+        owned = whole[name]
+        yield OwnedSlice(
+            name, start, stop, owned.weight[start:stop], owned.exp_avg[start:stop], owned.exp_avg_sq[start:stop]
+        )

@@ -1,0 +1,239 @@
+"""The one place that knows DeepSpeed's insides: building an engine, and reading and writing what each rank owns of it.
+
+Everything private that is used here is pinned to DeepSpeed 0.19 and covered by a contract test: a release that moves it
+must fail that test, not train silently wrong.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from elasmo.config import TrainConfig
+
+os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
+# DeepSpeed announces every import and engine at INFO; Elasmo's own log says what users need.
+os.environ.setdefault("DEEPSPEED_LOG_LEVEL", "error")
+
+import deepspeed
+import deepspeed.comm.comm as deepspeed_comm
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+@dataclass(frozen=True)
+class OwnedSlice:
+    """Elements [start, stop) of one full tensor that this rank updates, as flat views into the engine's memory."""
+
+    name: str
+    start: int
+    stop: int
+    weight: Tensor
+    exp_avg: Tensor
+    exp_avg_sq: Tensor
+
+
+class CommunicationClock:
+    """Sums the time spent in DeepSpeed's collectives; stands where DeepSpeed keeps its communication logger.
+
+    DeepSpeed waits for the device after every collective while a logger is enabled, so this is for CPU runs, where
+    collectives block anyway. Its own logger divides by the latency and fails on a collective below the timer's tick.
+    """
+
+    enabled = True
+    prof_all = True
+    prof_ops: tuple[str, ...] = ()
+    verbose = False
+    debug = False
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def append(self, raw_name: str, record_name: str, latency_ms: float, bytes_sent: int) -> None:
+        self.seconds += latency_ms / 1000.0
+        # DeepSpeed accumulates a timer for every name unless it is reset, and reports the running sum.
+        deepspeed_comm.timers(record_name).reset()
+
+    def take(self) -> float:
+        """Seconds since the last call."""
+        seconds, self.seconds = self.seconds, 0.0
+        return seconds
+
+
+def init_distributed(timeout_s: float) -> None:
+    """Joins DeepSpeed to the process group that Ray Train made, without its just-in-time compiled shared-memory op."""
+    from datetime import timedelta
+
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    backend = "nccl" if torch.cuda.is_available() else "gloo"
+    deepspeed.init_distributed(dist_backend=backend, timeout=timedelta(seconds=timeout_s), verbose=False)
+
+
+def build_engine(model: nn.Module, train: TrainConfig, micro_steps: int) -> Any:
+    """A DeepSpeed engine around `model` with torch's AdamW.
+
+    The loss handed to `engine.backward` is already divided by the global batch's target tokens and multiplied by the
+    world size, since DeepSpeed averages gradients over ranks.
+
+    Args:
+        model: with full float32 weights, equal on every rank.
+        train: optimisation settings.
+        micro_steps: micro-batches between optimizer steps on this rank.
+    """
+    decayed = [p for p in model.parameters() if p.requires_grad and p.ndim >= 2]
+    others = [p for p in model.parameters() if p.requires_grad and p.ndim < 2]
+    groups = [{"params": decayed, "weight_decay": train.weight_decay}, {"params": others, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=train.lr, betas=train.betas, eps=train.eps)
+    settings = {
+        "train_micro_batch_size_per_gpu": train.micro_batch,
+        "gradient_accumulation_steps": micro_steps,
+        "gradient_clipping": train.grad_clip,
+        "bf16": {"enabled": train.dtype == "bfloat16"},
+        "zero_optimization": {
+            "stage": train.zero_stage,
+            "overlap_comm": torch.cuda.is_available(),
+            "stage3_param_persistence_threshold": 0,
+        },
+        "zero_allow_untested_optimizer": True,
+        "steps_per_print": 10**9,
+    }
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=settings, dist_init_required=False)
+    _create_states(engine)
+    return engine
+
+
+def install_clock() -> CommunicationClock:
+    """Starts timing collectives; call it after `build_engine`, once a process."""
+    clock = CommunicationClock()
+    deepspeed_comm.comms_logger = clock
+    return clock
+
+
+def set_lr(engine: Any, lr: float) -> None:
+    """Sets the learning rate of the next optimizer step."""
+    for group in engine.optimizer.param_groups:
+        group["lr"] = lr
+
+
+def zero_stage(engine: Any) -> int:
+    return int(engine.zero_optimization_stage())
+
+
+def full_shapes(engine: Any) -> dict[str, tuple[int, ...]]:
+    """Full shape of every trained tensor, also where this rank holds a part (ZeRO 3)."""
+    return {
+        name: tuple(getattr(parameter, "ds_shape", parameter.shape))
+        for name, parameter in engine.module.named_parameters()
+        if parameter.requires_grad
+    }
+
+
+def owned_slices(engine: Any) -> Iterator[OwnedSlice]:
+    """What this rank updates. Under ZeRO 0 every rank updates, and yields, everything."""
+    stage = zero_stage(engine)
+    names = {id(parameter): name for name, parameter in engine.module.named_parameters()}
+    if stage == 0:
+        yield from _replicated(engine, names)
+    elif stage in (1, 2):
+        yield from _flat_partitions(engine, names)
+    else:
+        yield from _parameter_partitions(engine, names)
+
+
+def finish_load(engine: Any, optimizer_step: int) -> None:
+    """Makes loaded masters and moments take effect: weights from masters, step counters, full weights on every rank.
+
+    Forgetting any of these is silent: training goes on from stale weights or with wrong bias correction.
+    """
+    for state in _torch_optimizer(engine).state.values():
+        state["step"] = torch.tensor(float(optimizer_step))
+    stage = zero_stage(engine)
+    if stage in (1, 2):
+        engine.optimizer.update_lp_params()
+    elif stage == 3:
+        for group in range(len(engine.optimizer.fp16_groups)):
+            engine.optimizer._reassign_or_swap_out_partitioned_parameters(group)
+    elif engine.bfloat16_enabled():
+        engine.optimizer.update_lp_params()
+
+
+def grad_norm(engine: Any) -> float | None:
+    """Norm of the last step's whole gradient before clipping, None where DeepSpeed does not say."""
+    norm = engine.get_global_grad_norm()
+    if norm is None:
+        return None
+    value = float(norm)
+    return value if math.isfinite(value) and value >= 0 else None
+
+
+def _torch_optimizer(engine: Any) -> torch.optim.Optimizer:
+    optimizer = engine.optimizer
+    inner: torch.optim.Optimizer = optimizer if isinstance(optimizer, torch.optim.Optimizer) else optimizer.optimizer
+    return inner
+
+
+def _create_states(engine: Any) -> None:
+    optimizer = _torch_optimizer(engine)
+    if zero_stage(engine) == 3:
+        # Under ZeRO 3 the flat partitions enter the optimizer's groups one by one during a step.
+        partitions = engine.optimizer.fp32_partitioned_groups_flat
+    else:
+        partitions = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for parameter in partitions:
+        optimizer.state[parameter] = {
+            "step": torch.tensor(0.0),
+            "exp_avg": torch.zeros_like(parameter.data),
+            "exp_avg_sq": torch.zeros_like(parameter.data),
+        }
+
+
+def _replicated(engine: Any, names: dict[int, str]) -> Iterator[OwnedSlice]:
+    if engine.bfloat16_enabled():
+        raise NotImplementedError(
+            "train.zero_stage=0 with train.dtype=bfloat16 has no checkpoint support; use zero_stage 1, 2 or 3."
+        )
+    state = _torch_optimizer(engine).state
+    for parameter in engine.module.parameters():
+        if parameter.requires_grad:
+            moments = [state[parameter][key].view(-1) for key in MOMENTS]
+            yield OwnedSlice(names[id(parameter)], 0, parameter.numel(), parameter.data.view(-1), *moments)
+
+
+def _flat_partitions(engine: Any, names: dict[int, str]) -> Iterator[OwnedSlice]:
+    optimizer = engine.optimizer
+    state = optimizer.optimizer.state
+    for group, master in enumerate(optimizer.single_partition_of_fp32_groups):
+        rank = torch.distributed.get_rank(optimizer.real_dp_process_group[group])
+        left = rank * optimizer.partition_size[group]
+        right = left + optimizer.partition_size[group]
+        members = zip(
+            optimizer.round_robin_bit16_groups[group], optimizer.round_robin_bit16_offsets[group], strict=True
+        )
+        for parameter, offset in members:
+            low, high = max(left, offset), min(right, offset + parameter.numel())
+            if low < high:
+                place = slice(low - left, high - left)
+                moments = [state[master][key][place] for key in MOMENTS]
+                yield OwnedSlice(names[id(parameter)], low - offset, high - offset, master.data[place], *moments)
+
+
+def _parameter_partitions(engine: Any, names: dict[int, str]) -> Iterator[OwnedSlice]:
+    optimizer = engine.optimizer
+    state = optimizer.optimizer.state
+    rank = torch.distributed.get_rank(optimizer.dp_process_group)
+    for group, parameters in enumerate(optimizer.fp16_groups):
+        master = optimizer.fp32_partitioned_groups_flat[group]
+        for parameter in parameters:
+            _, offset, size = optimizer.grad_position[optimizer.get_param_id(parameter)]
+            start = rank * size
+            stop = min(start + size, parameter.ds_numel)
+            if start < stop:
+                place = slice(offset, offset + stop - start)
+                moments = [state[master][key][place] for key in MOMENTS]
+                yield OwnedSlice(names[id(parameter)], start, stop, master.data[place], *moments)

@@ -1,0 +1,134 @@
+"""Checkpoints of any ZeRO stage and world size resume in any other, and equal an uninterrupted dense run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from elasmo.config import TrainConfig
+from elasmo.model.fragments import CheckpointError, FragmentReader, read_manifest
+from elasmo.train import checkpoint, deepspeed_adapter
+from tests.gloo import run_ranks
+
+SLOTS = 4
+STEPS = 3
+
+
+class Net(nn.Module):
+    """Shapes that divide by neither 2 nor 3, so that every partition border falls inside a tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(5)
+        self.first = nn.Linear(7, 13)
+        self.norm = nn.LayerNorm(13)
+        self.second = nn.Linear(13, 5)
+        for parameter in self.parameters():
+            parameter.data = torch.randn(parameter.shape, generator=generator) * 0.4
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(torch.tanh(self.norm(self.first(x))))
+
+
+def batch(step: int, slot: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1000 * step + slot)
+    return torch.randn(3, 7, generator=generator), torch.randn(3, 5, generator=generator)
+
+
+def settings(stage: int, dtype: str = "float32") -> TrainConfig:
+    return TrainConfig(zero_stage=stage, lr=0.02, weight_decay=0.1, grad_clip=0.5, eps=1e-6, dtype=dtype)
+
+
+def dense(steps: int) -> dict[str, Tensor]:
+    """The oracle: plain torch, one process."""
+    net, train = Net(), settings(0)
+    groups = [
+        {"params": [p for p in net.parameters() if p.ndim >= 2], "weight_decay": train.weight_decay},
+        {"params": [p for p in net.parameters() if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=train.lr, betas=train.betas, eps=train.eps)
+    for step in range(steps):
+        optimizer.zero_grad()
+        for slot in range(SLOTS):
+            x, y = batch(step, slot)
+            ((net(x) - y) ** 2).sum().div(SLOTS * 15).backward()
+        nn.utils.clip_grad_norm_(net.parameters(), train.grad_clip)
+        optimizer.step()
+    return {name: p.detach() for name, p in net.named_parameters()}
+
+
+def gather(value: Any) -> list[Any]:
+    out = [None] * dist.get_world_size()
+    dist.all_gather_object(out, value)
+    return out
+
+
+def steps(engine: Any, rank: int, world: int, first: int, last: int) -> None:
+    for step in range(first, last):
+        for slot in range(rank, SLOTS + (-SLOTS) % world, world):
+            x, y = batch(step, slot % SLOTS)
+            weight = world / (SLOTS * 15) if slot < SLOTS else 0.0
+            dtype = next(engine.module.parameters()).dtype
+            engine.backward(((engine(x.to(dtype)).float() - y) ** 2).sum() * weight, scale_wrt_gas=False)
+            engine.step()
+
+
+def start(stage: int, world: int, dtype: str) -> Any:
+    deepspeed_adapter.init_distributed(60)
+    return deepspeed_adapter.build_engine(Net(), settings(stage, dtype), -(-SLOTS // world))
+
+
+def train_and_save(rank: int, world: int, stage: int, root: str, dtype: str = "float32") -> None:
+    engine = start(stage, world, dtype)
+    steps(engine, rank, world, 0, STEPS)
+    checkpoint.save(engine, Path(root), STEPS, {"optimizer_step": STEPS}, rank, world, 1, gather)
+
+
+def resume_and_save(rank: int, world: int, stage: int, root: str, dtype: str = "float32") -> None:
+    engine = start(stage, world, dtype)
+    checkpoint.load(engine, Path(root) / checkpoint.folder_name(STEPS))
+    steps(engine, rank, world, STEPS, 2 * STEPS)
+    checkpoint.save(engine, Path(root), 2 * STEPS, {"optimizer_step": 2 * STEPS}, rank, world, 2, gather)
+
+
+def weights(root: Path, step: int) -> dict[str, Tensor]:
+    reader = FragmentReader(root / checkpoint.folder_name(step))
+    return {name: reader.tensor(name) for name in reader.manifest.shapes}
+
+
+def assert_equal_to_dense(root: Path, step: int, tolerance: float = 2e-6) -> None:
+    ours = weights(root, step)
+    for name, expected in dense(step).items():
+        torch.testing.assert_close(ours[name], expected, rtol=tolerance, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}")
+
+
+QUICK = [(1, 2, 1, 1), (2, 3, 0, 2), (0, 2, 2, 3), (1, 1, 1, 2)]
+EVERY = [(a, w, b, v) for a in range(4) for w in (1, 2, 3) for b in range(4) for v in (1, 2, 3)]
+
+
+def case(tmp_path: Path, stage: int, world: int, next_stage: int, next_world: int) -> None:
+    run_ranks(world, train_and_save, stage, str(tmp_path))
+    assert_equal_to_dense(tmp_path, STEPS)
+    run_ranks(next_world, resume_and_save, next_stage, str(tmp_path))
+    assert_equal_to_dense(tmp_path, 2 * STEPS)
+
+
+@pytest.mark.parametrize(("stage", "world", "next_stage", "next_world"), [*QUICK, (3, 2, 1, 1), (1, 2, 3, 3)])
+def test_resume_in_another_layout_equals_the_dense_run(
+    tmp_path: Path, stage: int, world: int, next_stage: int, next_world: int
+) -> None:
+    case(tmp_path, stage, world, next_stage, next_world)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("stage", "world", "next_stage", "next_world"), EVERY[::4])
+def test_resume_over_many_layouts_equals_the_dense_run(
+    tmp_path: Path, stage: int, world: int, next_stage: int, next_world: int
+) -> None:
+    case(tmp_path, stage, world, next_stage, next_world)
