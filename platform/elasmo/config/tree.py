@@ -36,6 +36,7 @@ class DataConfig(Section):
     engine: Literal["ray", "direct"] = "ray"
     decode_workers: Positive = Field(1, description="Ray Data decode actors for each training rank")
     decode_cpus: Annotated[float, Field(gt=0)] = 0.25
+    lookahead_mb: Positive = Field(64, description="object store that decoded micro-batches of a rank may fill")
     shuffle_window_shards: Positive = 4
     limits: LimitsConfig = LimitsConfig()
 
@@ -220,6 +221,10 @@ class ServeConfig(Section):
     max_queue: Positive = Field(256, description="requests in flight before 503")
     request_timeout_s: Seconds = 60.0
     retries: Annotated[int, Field(ge=0)] = Field(3, description="replacement replicas tried for one request")
+    body_bytes: Positive = Field(32 << 20, description="largest request body; media travel in it as base64")
+    coalesce_ms: Annotated[float, Field(ge=0)] = Field(
+        8.0, description="how long tokens after the first wait to share a message; 0 sends each step's token alone"
+    )
     engine: EngineConfig = EngineConfig()
     ingress: PoolConfig = PoolConfig()
     prefill: PoolConfig = PoolConfig()

@@ -75,6 +75,9 @@ class StepPlan:
         self._window_rows = lru_cache(maxsize=8)(self._make_window_rows)
         self._step_slots = lru_cache(maxsize=64)(self._make_slots)
 
+    def __reduce__(self) -> tuple[type[StepPlan], tuple[GoldIndex, int, int, int, int]]:
+        return StepPlan, (self.index, self.seed, self.global_batch, self.micro_batch, self.window_shards)
+
     def rows(self, step: int) -> NDArray[np.int64]:
         """Positions in the index of the global batch of `step`, int64 [global_batch]."""
         first = step * self.global_batch

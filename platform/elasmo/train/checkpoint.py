@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -101,6 +102,29 @@ def load(engine: Any, folder: Path) -> FragmentReader:
             view.copy_(reader.read(owned.name, state, owned.start, owned.stop))
     deepspeed_adapter.finish_load(engine, int(reader.manifest.meta["optimizer_step"]))
     return reader
+
+
+def write_best(folder: Path, name: str, metric: str, value: float) -> None:
+    """Records, atomically, which checkpoint scored best; `prune` keeps it."""
+    partial = folder / ".best.json"
+    partial.write_text(json.dumps({"path": f"checkpoints/{name}", "metric": metric, "value": value}))
+    partial.rename(folder / "best.json")
+
+
+def read_best(folder: Path) -> dict[str, Any] | None:
+    """The record of `write_best`, None before the first evaluation."""
+    path = folder / "best.json"
+    return dict(json.loads(path.read_text())) if path.is_file() else None
+
+
+def pinned(folder: Path) -> set[str]:
+    """Names of checkpoint folders that must stay: the best one and the published one."""
+    best = read_best(folder)
+    names = {Path(best["path"]).name} if best is not None else set()
+    published = folder / "published" / MANIFEST
+    if published.is_file():
+        names.add(Path(json.loads(published.read_text())["weights"]["folder"]).name)
+    return names
 
 
 def prune(root: Path, keep: int, pinned: set[str]) -> list[str]:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from elasmo.config import TrainConfig
+from elasmo.train.loss import PREFIX
 
 os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
 # DeepSpeed announces every import and engine at INFO; Elasmo's own log says what users need.
@@ -128,7 +129,7 @@ def zero_stage(engine: Any) -> int:
 def full_shapes(engine: Any) -> dict[str, tuple[int, ...]]:
     """Full shape of every trained tensor, also where this rank holds a part (ZeRO 3)."""
     return {
-        name: tuple(getattr(parameter, "ds_shape", parameter.shape))
+        name.removeprefix(PREFIX): tuple(getattr(parameter, "ds_shape", parameter.shape))
         for name, parameter in engine.module.named_parameters()
         if parameter.requires_grad
     }
@@ -137,7 +138,7 @@ def full_shapes(engine: Any) -> dict[str, tuple[int, ...]]:
 def owned_slices(engine: Any) -> Iterator[OwnedSlice]:
     """What this rank updates. Under ZeRO 0 every rank updates, and yields, everything."""
     stage = zero_stage(engine)
-    names = {id(parameter): name for name, parameter in engine.module.named_parameters()}
+    names = {id(parameter): name.removeprefix(PREFIX) for name, parameter in engine.module.named_parameters()}
     if stage == 0:
         yield from _replicated(engine, names)
     elif stage in (1, 2):

@@ -1,0 +1,189 @@
+"""Streams planned micro-batches into training ranks: through Ray Data, or directly in the rank as the oracle.
+
+Both engines yield the same rows of the same slots in the same order; the receipts of a run do not tell them apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import ray
+import ray.data
+from ray.data import DataContext, DataIterator, Dataset, ExecutionResources
+from ray.data.block import BlockMetadata
+from ray.data.datasource import Datasource, ReadTask
+from ray.train import DataConfig as RayDataConfig
+
+from elasmo.config import Config
+from elasmo.data.gold import Gold
+from elasmo.data.plan import Slot, StepPlan
+from elasmo.model.batch import Encoded
+
+if TYPE_CHECKING:
+    from ray.actor import ActorHandle
+
+TRAIN = "train"
+"""Name of the dataset in `ray.train.get_dataset_shard`."""
+
+Window = tuple[int, int]
+"""(attempt, first step): where the current worker group starts to read."""
+
+
+@dataclass(frozen=True)
+class SlotRows:
+    """A slot as it arrived: the rows that were read, decoded, in collating order."""
+
+    step: int
+    slot: int
+    row_ids: tuple[int, ...]
+    modalities: tuple[str, ...]
+    samples: tuple[Encoded, ...]
+
+
+def make_plan(config: Config, gold: Gold) -> StepPlan:
+    """The step plan of a run: the same on every process that has the config and the gold snapshot."""
+    train, data = config.train, config.data
+    return StepPlan(gold.index("train"), config.seed, train.global_batch, train.micro_batch, data.shuffle_window_shards)
+
+
+def open_gold(config: Config) -> Gold:
+    """The gold snapshot that the config names, or the dataset's newest.
+
+    Raises:
+        GoldError: there is none, or it is damaged.
+    """
+    return Gold.open(config.data.lake, config.data.dataset, config.data.gold)
+
+
+def direct(plan: StepPlan, gold: Gold, rank: int, world: int, first_step: int, steps: int) -> Iterator[SlotRows]:
+    """The slots of one rank, read and decoded in this process."""
+    for slot in _rank_slots(plan, rank, world, first_step, steps):
+        rows = gold.read(slot.row_ids)
+        yield SlotRows(
+            slot.step,
+            slot.slot,
+            tuple(row.row_id for row in rows),
+            tuple(row.modality for row in rows),
+            tuple(row.encoded for row in rows),
+        )
+
+
+def from_shard(shard: DataIterator) -> Iterator[SlotRows]:
+    """The slots that Ray Data delivers to this rank."""
+    for block in shard.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=2):
+        rows = block.to_pylist()
+        if rows:
+            yield SlotRows(
+                rows[0]["step"],
+                rows[0]["slot"],
+                tuple(row["row_id"] for row in rows),
+                tuple(row["modality"] for row in rows),
+                tuple(Encoded.from_row(row) for row in rows),
+            )
+
+
+class PlanDataConfig(RayDataConfig):
+    """Hands every rank one ordered stream of its slots.
+
+    Ray Train sends this object to a new dataset manager at every start of the worker group and calls `configure`
+    there once rank 0 asks for its shard. By then the ranks have agreed on the step to resume from and published it,
+    so the window is asked from the run's state, not fixed at submission.
+    """
+
+    def __init__(self, config: Config, run_state: str, namespace: str) -> None:
+        super().__init__(datasets_to_split=[TRAIN])
+        self.config = config
+        self.run_state = run_state
+        self.namespace = namespace
+
+    def configure(
+        self,
+        datasets: dict[str, Dataset],
+        world_size: int,
+        worker_handles: list[ActorHandle] | None,
+        worker_node_ids: list[str] | None,
+        **_: Any,
+    ) -> list[dict[str, DataIterator]]:
+        """One iterator a rank, starting at the published step."""
+        state = ray.get_actor(self.run_state, namespace=self.namespace)
+        window: Window = ray.get(state.window.remote(), timeout=30)
+        gold = open_gold(self.config)
+        plan = make_plan(self.config, gold)
+        return [{TRAIN: self._stream(plan, gold, rank, world_size, window).iterator()} for rank in range(world_size)]
+
+    def _stream(self, plan: StepPlan, gold: Gold, rank: int, world: int, window: Window) -> Dataset:
+        data = self.config.data
+        attempt, first_step = window
+        source = PlanSource(plan, rank, world, first_step, self.config.train.steps)
+        DataContext.get_current().enable_progress_bars = False
+        stream = ray.data.read_datasource(source, override_num_blocks=1, num_cpus=data.decode_cpus).map_batches(
+            DecodeSlot,
+            fn_constructor_args=(data.lake, data.dataset, gold.snapshot),
+            batch_size=None,
+            batch_format="pyarrow",
+            zero_copy_batch=True,
+            concurrency=data.decode_workers,
+            num_cpus=data.decode_cpus,
+        )
+        stream.set_name(f"{TRAIN}-attempt{attempt}-rank{rank}")
+        options = stream.context.execution_options
+        options.preserve_order = True
+        options.resource_limits = ExecutionResources(object_store_memory=data.lookahead_mb << 20)
+        return stream
+
+
+class PlanSource(Datasource):
+    """A lazy source that yields one block of row ids for each slot of a rank, from a step on."""
+
+    def __init__(self, plan: StepPlan, rank: int, world: int, first_step: int, steps: int) -> None:
+        super().__init__()
+        self.plan = plan
+        self.place = (rank, world, first_step, steps)
+
+    def get_read_tasks(
+        self, parallelism: int, per_task_row_limit: int | None = None, data_context: DataContext | None = None
+    ) -> list[ReadTask]:
+        """One task: an order that is kept has one producer."""
+        plan, place = self.plan, self.place
+        read: Callable[[], Iterator[pa.Table]] = lambda: map(_slot_block, _rank_slots(plan, *place))  # noqa: E731
+        metadata = BlockMetadata(num_rows=None, size_bytes=None, input_files=None, exec_stats=None)
+        return [ReadTask(read, metadata)]
+
+    def estimate_inmemory_data_size(self) -> int | None:
+        return None
+
+
+class DecodeSlot:
+    """Reads and decodes the rows of a slot: what Ray Data's decode actors run."""
+
+    def __init__(self, lake: str, dataset: str, snapshot: str) -> None:
+        self.gold = Gold.open(lake, dataset, snapshot)
+
+    def __call__(self, block: pa.Table) -> pa.Table:
+        places = block.to_pylist()
+        rows = self.gold.read([place["row_id"] for place in places])
+        return pa.Table.from_pylist(
+            [
+                {**place, "modality": row.modality, **row.encoded.to_row()}
+                for place, row in zip(places, rows, strict=True)
+            ]
+        )
+
+
+def _rank_slots(plan: StepPlan, rank: int, world: int, first_step: int, steps: int) -> Iterator[Slot]:
+    for step in range(first_step, steps):
+        yield from plan.assign(step, world)[rank]
+
+
+def _slot_block(slot: Slot) -> pa.Table:
+    rows = len(slot.row_ids)
+    return pa.table(
+        {
+            "step": pa.array([slot.step] * rows, pa.int64()),
+            "slot": pa.array([slot.slot] * rows, pa.int32()),
+            "row_id": pa.array(slot.row_ids, pa.int64()),
+        }
+    )

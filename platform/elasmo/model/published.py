@@ -1,0 +1,162 @@
+"""A published model: one manifest beside the very fragment files that training wrote, loaded without a conversion step.
+
+The manifest carries every hash. Weights, configuration or processor that differ from it are refused by name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from elasmo.model.multimodal import MultimodalDecoder
+from elasmo.model.processor import Processor
+from pydantic import ValidationError
+
+from elasmo.config import ModelConfig
+from elasmo.model.fragments import (
+    MANIFEST,
+    WEIGHT,
+    CheckpointError,
+    FragmentReader,
+    Manifest,
+    commit,
+    parse_manifest,
+    write_file,
+)
+
+FORMAT = 1
+PROCESSOR = "processor"
+WEIGHTS = "weights"
+
+
+class PublishedError(ValueError):
+    """A published model that cannot be served, with the file or tensor that is at fault."""
+
+
+@dataclass(frozen=True)
+class Published:
+    """A verified model, ready to serve.
+
+    Attributes:
+        model: on the CPU, in evaluation mode, float32.
+        model_hash: of configuration, processor and weights; KV caches of another hash are refused.
+    """
+
+    name: str
+    model: MultimodalDecoder
+    processor: Processor
+    manifest: Mapping[str, Any]
+    model_hash: str
+
+
+def publish(
+    path: Path, name: str, config: ModelConfig, processor: Processor, checkpoint: Path, source: Mapping[str, Any]
+) -> str:
+    """Writes `path` for the weights in `checkpoint`, which stay where they are.
+
+    Args:
+        path: folder to write; an earlier publication there is replaced.
+        name: what clients ask for.
+        checkpoint: folder of a committed checkpoint; every file is verified first.
+        source: where the weights come from, kept as it is.
+
+    Returns:
+        The model hash.
+
+    Raises:
+        CheckpointError: the checkpoint is damaged.
+    """
+    reader = FragmentReader(checkpoint)
+    reader.verify()
+    path.mkdir(parents=True, exist_ok=True)
+    processor.save(path / PROCESSOR)
+    weights = _without_meta(reader.manifest)
+    manifest = {
+        "format": FORMAT,
+        "name": name,
+        "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "model": config.model_dump(mode="json"),
+        "processor_hash": processor.fingerprint(),
+        "weights": {"folder": os.path.relpath(checkpoint, path), "manifest": weights},
+        "model_hash": _hash(config, processor, weights),
+        "source": dict(source),
+    }
+    partial = path / f".{MANIFEST}"
+    partial.write_text(json.dumps(manifest, indent=1, sort_keys=True))
+    partial.rename(path / MANIFEST)
+    return str(manifest["model_hash"])
+
+
+def write(path: Path, name: str, model: MultimodalDecoder, processor: Processor, source: Mapping[str, Any]) -> str:
+    """Publishes a model that is in memory: its weights go into `path` as well. Returns the model hash."""
+    temporary = path / f".{WEIGHTS}"
+    temporary.mkdir(parents=True, exist_ok=True)
+    parameters = dict(model.named_parameters())
+    file, fragments = write_file(
+        temporary / "model.safetensors",
+        ((key, 0, {WEIGHT: value.detach().float().view(-1)}) for key, value in parameters.items()),
+    )
+    shapes = {key: tuple(value.shape) for key, value in parameters.items()}
+    commit(temporary, path / WEIGHTS, Manifest(0, shapes, (WEIGHT,), fragments, (file,)))
+    return publish(path, name, model.config, processor, path / WEIGHTS, source)
+
+
+def load(path: str | Path) -> Published:
+    """Reads and verifies a published model.
+
+    Raises:
+        PublishedError: names the file, field or tensor that is missing or differs.
+    """
+    folder = Path(path)
+    if not (folder / MANIFEST).is_file():
+        raise PublishedError(f"{folder} holds no published model; write one with `elasmo publish RUN`.")
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text())
+        if manifest["format"] != FORMAT:
+            raise PublishedError(f"{folder} has format {manifest['format']}; this version reads {FORMAT}.")
+        config = ModelConfig.model_validate(manifest["model"])
+        weights = parse_manifest({**manifest["weights"]["manifest"], "meta": {}})
+    except (KeyError, TypeError, ValidationError, json.JSONDecodeError) as error:
+        raise PublishedError(f"{folder / MANIFEST} is not a manifest of `elasmo publish`: {error}.") from None
+    processor = Processor.load(folder / PROCESSOR)
+    if processor.fingerprint() != manifest["processor_hash"]:
+        raise PublishedError(f"{folder / PROCESSOR} differs from the manifest; publish the model again.")
+    if _hash(config, processor, manifest["weights"]["manifest"]) != manifest["model_hash"]:
+        raise PublishedError(f"{folder / MANIFEST} was altered: model_hash does not fit; publish the model again.")
+    model = MultimodalDecoder(config, processor.vocab_size, processor.table_fields)
+    _load_weights(model, folder / manifest["weights"]["folder"], weights)
+    return Published(manifest["name"], model.eval(), processor, manifest, manifest["model_hash"])
+
+
+def _load_weights(model: MultimodalDecoder, folder: Path, weights: Manifest) -> None:
+    reader = FragmentReader(folder, weights)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            try:
+                values = reader.tensor(name)
+            except CheckpointError as error:
+                raise PublishedError(str(error)) from None
+            if values.shape != parameter.shape:
+                raise PublishedError(
+                    f"{folder}: tensor {name!r} has shape {tuple(values.shape)}, the model needs {tuple(parameter.shape)}."
+                )
+            parameter.copy_(values)
+
+
+def _without_meta(manifest: Manifest) -> dict[str, Any]:
+    described = asdict(manifest)
+    del described["meta"]
+    # Through JSON, so that the hash of what was written equals the hash of what is read.
+    return dict(json.loads(json.dumps(described)))
+
+
+def _hash(config: ModelConfig, processor: Processor, weights: Mapping[str, Any]) -> str:
+    parts = [config.model_dump(mode="json"), processor.fingerprint(), weights["shapes"], weights["files"]]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]

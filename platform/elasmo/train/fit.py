@@ -1,0 +1,146 @@
+"""`fit(config)`: trains on the Ray cluster this process is connected to, and returns what the run proved."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+import ray.data
+from ray.train import RunConfig
+
+from elasmo.config import Config
+from elasmo.data.stream import TRAIN, PlanDataConfig, make_plan, open_gold
+from elasmo.train import ray_adapter, run_folder, run_state
+from elasmo.train.loop import LoopSettings, train_loop
+from elasmo.train.run_folder import ReceiptCheck
+
+logger = logging.getLogger(__name__)
+
+CONTROLLER_RESTARTS = 2
+"""How often a lost training controller is replaced; Ray does not restart it."""
+
+
+class TrainError(RuntimeError):
+    """A run that could not be finished, with the reason in a sentence."""
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """A finished run.
+
+    Attributes:
+        receipts: committed rows against the plan.
+        resizes: the resize events of the log.
+        evaluation: the last evaluation event, None if there was none.
+    """
+
+    run_id: str
+    folder: Path
+    steps: int
+    seconds: float
+    receipts: ReceiptCheck
+    resizes: tuple[dict[str, Any], ...]
+    evaluation: dict[str, Any] | None
+
+
+def fit(
+    config: Config, run_id: str | None = None, on_start: Callable[[str, Path, Any], None] | None = None
+) -> RunResult:
+    """Trains until `train.steps` steps are committed, whatever number of workers comes and goes.
+
+    Args:
+        config: the whole tree; the gold snapshot must exist (`elasmo ingest`).
+        run_id: an unfinished run to take up at its last checkpoint; a new run when None.
+        on_start: called with (run id, run folder, run-state actor) once the run exists.
+
+    Raises:
+        GoldError: no usable gold snapshot.
+        TrainError: the failure budget is spent, or a worker hit an error of the user's making.
+    """
+    if not ray.is_initialized():
+        ray.init(address=None if config.ray.address == "local" else config.ray.address, logging_level="WARNING")
+    started = time.time()
+    gold = open_gold(config)
+    config = pinned(config, gold.snapshot)
+    run_id = run_id or run_folder.new_run_id(config)
+    folder = run_folder.create(config, run_id, gold)
+    state = run_state.start(config, folder, run_id)
+    if on_start is not None:
+        on_start(run_id, folder, state)
+    try:
+        _supervise(config, run_id, folder)
+    except BaseException as error:
+        reason = ray_adapter.user_error(error) or str(error).strip().splitlines()[-1:] or type(error).__name__
+        run_folder.write_summary(folder, status="failed", finished=time.time(), error=str(reason))
+        if isinstance(error, Exception):
+            sentence = ray_adapter.user_error(error) or f"Training stopped: {error}"
+            raise TrainError(f"{sentence} The run is in {folder}.") from error
+        raise
+    finally:
+        progress = ray.get(state.progress.remote(), timeout=run_state.CALL_TIMEOUT_S)
+        run_folder.write_summary(folder, world_sizes=progress["worlds"], attempts=progress["attempts"])
+        ray.get(state.close.remote(), timeout=run_state.CALL_TIMEOUT_S)
+        ray.kill(state)
+    check = run_folder.check_receipts(folder, make_plan(config, gold), config.train.steps)
+    evaluations = list(run_folder.events(folder, "eval"))
+    seconds = time.time() - started
+    run_folder.write_summary(
+        folder,
+        status="succeeded",
+        finished=time.time(),
+        seconds=seconds,
+        parameters=progress["parameters"],
+        receipts_match_plan=check.match,
+    )
+    return RunResult(
+        run_id=run_id,
+        folder=folder,
+        steps=check.steps,
+        seconds=seconds,
+        receipts=check,
+        resizes=tuple(run_folder.events(folder, "resize")),
+        evaluation=evaluations[-1] if evaluations else None,
+    )
+
+
+def pinned(config: Config, snapshot: str) -> Config:
+    """The same tree with the gold snapshot and absolute paths written in: every process must read the same bytes."""
+    data = config.data.model_copy(update={"gold": snapshot, "lake": str(Path(config.data.lake).resolve())})
+    train = config.train.model_copy(update={"storage": str(Path(config.train.storage).resolve())})
+    return config.model_copy(update={"data": data, "train": train})
+
+
+def _supervise(config: Config, run_id: str, folder: Path) -> None:
+    ray_adapter.apply_timeouts(config.train.workers)
+    for restart in range(CONTROLLER_RESTARTS + 1):
+        try:
+            _trainer(config, run_id, folder).fit()
+            return
+        except ray.exceptions.RayActorError:
+            if restart == CONTROLLER_RESTARTS:
+                raise
+            logger.warning("The training controller died; starting another from the last checkpoint.", exc_info=True)
+
+
+def _trainer(config: Config, run_id: str, folder: Path) -> ray_adapter.ElasticTrainer:
+    workers = config.train.workers
+    name = run_state.actor_name(run_id)
+    return ray_adapter.ElasticTrainer(
+        train_loop,
+        train_loop_config={"settings": LoopSettings(config, run_id, str(folder))},
+        backend_config=ray_adapter.torch_config(workers),
+        scaling_config=ray_adapter.scaling_config(workers),
+        run_config=RunConfig(
+            name=run_id,
+            storage_path=str(folder / "ray"),
+            failure_config=ray_adapter.failure_config(workers),
+            callbacks=[ray_adapter.PhaseCallback(name, run_state.NAMESPACE)],
+        ),
+        datasets={TRAIN: ray.data.range(1)} if config.data.engine == "ray" else {},
+        dataset_config=PlanDataConfig(config, name, run_state.NAMESPACE),
+    )

@@ -1,0 +1,190 @@
+"""The ledger of a run: which steps are committed, with which rows, what each resize cost. Pure: clocks are passed in.
+
+A step is committed when every rank of the current attempt has reported it. Reports of an older attempt, from ranks that
+were slow to die, are ignored. Steps that a resize makes the run redo appear again with the newer attempt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from elasmo.data.plan import step_receipt
+
+Event = dict[str, Any]
+PHASES = ("detect", "replan", "start", "restore", "first_step")
+
+
+@dataclass(frozen=True)
+class RankStep:
+    """What one rank did in one step.
+
+    Attributes:
+        step: completed steps including this one; plan step `step - 1`.
+        digests: slot number to digest of the rows that arrived.
+        loss_sum, target_tokens: by modality, over this rank's slots.
+        seconds: `step`, `data_wait`, `compute`, `communication`, `other`.
+        tokens: by module.
+    """
+
+    step: int
+    digests: Mapping[int, str]
+    loss_sum: Mapping[str, float]
+    target_tokens: Mapping[str, int]
+    seconds: Mapping[str, float]
+    tokens: Mapping[str, int]
+    lr: float
+    grad_norm: float | None
+
+
+@dataclass
+class Attempt:
+    """One life of the worker group, from its start to its end or a resize."""
+
+    number: int
+    world: int
+    start_step: int
+    plan: Mapping[str, Any]
+    nodes: tuple[str, ...]
+    bytes_read: int = 0
+    times: dict[str, float] = field(default_factory=dict)
+
+
+class Ledger:
+    """Turns what ranks and the controller report into the events of the run log."""
+
+    def __init__(self) -> None:
+        self.attempts: list[Attempt] = []
+        self.committed = 0
+        self.receipts: dict[int, str] = {}
+        self.resizes: list[Event] = []
+        self._pending: dict[int, dict[int, RankStep]] = {}
+        self._last_commit_time: float | None = None
+        self._failure: dict[str, Any] = {}
+
+    @property
+    def attempt(self) -> Attempt | None:
+        return self.attempts[-1] if self.attempts else None
+
+    def failed(self, now: float, reason: str, lost: tuple[str, ...] = ()) -> None:
+        """The controller saw the worker group fail; the first sight of a failure counts."""
+        self._failure.setdefault("time", now)
+        self._failure.setdefault("reason", reason)
+        if lost:
+            self._failure["lost"] = lost
+
+    def fault_injected(self, now: float, what: str) -> None:
+        """Someone who knows says when the fault happened, so that detection is measured from there."""
+        self._failure["fault_time"] = now
+        self._failure["lost"] = (what,)
+
+    def group_started(self, now: float) -> None:
+        """The controller has placed a new worker group and its processes run."""
+        self._failure["started_time"] = now
+
+    def begin(self, now: float, world: int, start_step: int, plan: Mapping[str, Any], nodes: tuple[str, ...]) -> Event:
+        """A worker group has agreed on the step to start from; returns the event to log."""
+        number = len(self.attempts) + 1
+        self.attempts.append(Attempt(number, world, start_step, plan, nodes, times={"entered": now}))
+        self._pending.clear()
+        return {"event": "attempt", "attempt": number, "world": world, "start_step": start_step, "plan": dict(plan)}
+
+    def restored(self, now: float, number: int, bytes_read: int) -> None:
+        """Rank 0 holds its weights and can read data."""
+        attempt = self.attempt
+        if attempt is not None and attempt.number == number:
+            attempt.times["restored"] = now
+            attempt.bytes_read = bytes_read
+
+    def rank_step(self, now: float, number: int, rank: int, report: RankStep) -> list[Event]:
+        """A rank finished a step; returns what is to be logged once the last rank has."""
+        attempt = self.attempt
+        if attempt is None or attempt.number != number:
+            return []
+        ranks = self._pending.setdefault(report.step, {})
+        ranks[rank] = report
+        if len(ranks) < attempt.world:
+            return []
+        del self._pending[report.step]
+        events = []
+        if report.step == attempt.start_step + 1:
+            attempt.times["first_step"] = now
+            if number > 1:
+                events.append(self._resize(attempt))
+            self._failure = {}
+        self.committed = report.step
+        self._last_commit_time = now
+        events.append(_step_event(attempt, report.step, [ranks[r] for r in sorted(ranks)]))
+        self.receipts[report.step] = events[-1]["receipt"]
+        return events
+
+    def _resize(self, attempt: Attempt) -> Event:
+        before = self.attempts[-2]
+        times, failure = attempt.times, self._failure
+        origin = failure.get("fault_time", self._last_commit_time)
+        marks = {
+            "detect": failure.get("time"),
+            "replan": failure.get("started_time"),
+            "start": times.get("entered"),
+            "restore": times.get("restored"),
+            "first_step": times.get("first_step"),
+        }
+        seconds: dict[str, float | None] = {}
+        previous = origin
+        for phase in PHASES:
+            mark = marks[phase]
+            known = mark is not None and previous is not None
+            seconds[phase] = round(max(0.0, mark - previous), 3) if known else None  # type: ignore[operator]
+            previous = mark if mark is not None else previous
+        last = times["first_step"]
+        seconds["total"] = round(last - origin, 3) if origin is not None else None
+        event: Event = {
+            "event": "resize",
+            "attempt": attempt.number,
+            "reason": failure.get("reason", "worker group restarted"),
+            "lost": ", ".join(failure.get("lost", ())) or "unknown",
+            "measured_from": "fault" if "fault_time" in failure else "last committed step",
+            "from_world": before.world,
+            "to_world": attempt.world,
+            "committed_step": self.committed,
+            "restored_step": attempt.start_step,
+            "steps_redone": self.committed - attempt.start_step,
+            "seconds": seconds,
+            "plan_before": dict(before.plan),
+            "plan_after": dict(attempt.plan),
+            "samples_returned": (self.committed - attempt.start_step) * int(attempt.plan["global_batch"]),
+            "bytes_read": attempt.bytes_read,
+        }
+        self.resizes.append(event)
+        return event
+
+
+def _step_event(attempt: Attempt, step: int, ranks: list[RankStep]) -> Event:
+    digests: dict[int, str] = {}
+    for report in ranks:
+        digests.update(report.digests)
+    modalities = sorted({name for report in ranks for name in report.target_tokens})
+    losses = {name: sum(report.loss_sum.get(name, 0.0) for report in ranks) for name in modalities}
+    targets = {name: sum(report.target_tokens.get(name, 0) for report in ranks) for name in modalities}
+    tokens = {name: [report.tokens.get(name, 0) for report in ranks] for name in ranks[0].tokens}
+    return {
+        "event": "step",
+        "attempt": attempt.number,
+        "step": step,
+        "world": attempt.world,
+        "loss": sum(losses.values()) / max(1, sum(targets.values())),
+        "loss_by_modality": {name: losses[name] / targets[name] for name in modalities if targets[name]},
+        "lr": ranks[0].lr,
+        "grad_norm": ranks[0].grad_norm,
+        "target_tokens": sum(targets.values()),
+        "tokens": sum(tokens.get("decoder", [])),
+        "samples": int(attempt.plan["global_batch"]),
+        "seconds": {name: max(report.seconds[name] for report in ranks) for name in ranks[0].seconds},
+        "per_rank": [
+            {"rank": rank, **report.seconds, **{f"{name}_tokens": count for name, count in report.tokens.items()}}
+            for rank, report in enumerate(ranks)
+        ],
+        "balance": {name: max(loads) * len(loads) / sum(loads) for name, loads in tokens.items() if sum(loads)},
+        "receipt": step_receipt([digests[slot] for slot in sorted(digests)]),
+    }

@@ -1,0 +1,238 @@
+"""The training loop of one rank: read the plan's slots, run them on DeepSpeed, commit, checkpoint, evaluate."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+import ray.train
+import torch
+import torch.distributed as dist
+
+from elasmo.config import Config
+from elasmo.data.gold import Gold
+from elasmo.data.plan import Slot, StepPlan, slot_digest
+from elasmo.data.stream import TRAIN, SlotRows, direct, from_shard, make_plan, open_gold
+from elasmo.model.batch import collate
+from elasmo.model.multimodal import MultimodalDecoder
+from elasmo.train import checkpoint, deepspeed_adapter, run_state
+from elasmo.train.evaluate import evaluate
+from elasmo.train.ledger import RankStep
+from elasmo.train.loss import EMPTY, LossModule, Sums, check_finite
+from elasmo.train.schedule import learning_rate
+
+
+@dataclass(frozen=True)
+class LoopSettings:
+    """What a worker needs to know: the whole configuration and where the run lives."""
+
+    config: Config
+    run_id: str
+    folder: str
+
+
+def train_loop(arguments: dict[str, LoopSettings]) -> None:
+    """Entry point of a Ray Train worker."""
+    settings = arguments["settings"]
+    torch.set_num_threads(settings.config.train.workers.threads)
+    rank = Rank(settings)
+    rank.restore()
+    rank.run()
+
+
+class Rank:
+    """One training rank from its start to the end of the run or of its worker group."""
+
+    def __init__(self, settings: LoopSettings) -> None:
+        self.config = settings.config
+        self.folder = Path(settings.folder)
+        self.state = run_state.connect(settings.run_id)
+        context = ray.train.get_context()
+        self.rank, self.world = context.get_world_rank(), context.get_world_size()
+        deepspeed_adapter.init_distributed(self.config.train.workers.collective_timeout_s)
+        self.gold: Gold = open_gold(self.config)
+        self.plan: StepPlan = make_plan(self.config, self.gold)
+        self.micro_steps = self.plan.micro_steps(self.world)
+        processor = self.gold.processor()
+        self.processor_hash = processor.fingerprint()
+        model = MultimodalDecoder(self.config.model, processor.vocab_size, processor.table_fields)
+        model.init_weights(self.config.seed)
+        self.parameters = sum(parameter.numel() for parameter in model.parameters())
+        if torch.cuda.is_available():
+            model.to(ray.train.torch.get_device())
+        self.attempt, self.start_step, self.restore_from = self._begin()
+        self.engine = deepspeed_adapter.build_engine(LossModule(model), self.config.train, self.micro_steps)
+        self.clock = None if torch.cuda.is_available() else deepspeed_adapter.install_clock()
+        self.device = next(model.parameters()).device
+        self.best = self._read_best()
+
+    def restore(self) -> None:
+        """Loads the checkpoint the ranks agreed on, if there is one."""
+        bytes_read = 0
+        if self.restore_from is not None:
+            bytes_read = checkpoint.load(self.engine, Path(self.restore_from)).bytes_read
+        if self.rank == 0:
+            total = bytes_read * self.world
+            ray.get(self.state.restored.remote(self.attempt, total), timeout=run_state.CALL_TIMEOUT_S)
+
+    def run(self) -> None:
+        """Trains from the restored step to the last."""
+        train = self.config.train
+        stream = self._stream()
+        for step in range(self.start_step, train.steps):
+            report = self._step(step, stream)
+            self.state.rank_step.remote(self.attempt, self.rank, report)
+            ray.train.report({"step": report.step, **_scalars(report)})
+            done = step + 1
+            best = False
+            if done % train.eval_every == 0 or done == train.steps:
+                best = self._evaluate(done)
+            if best or done % train.checkpoint_every == 0 or done == train.steps:
+                self._save(done, best)
+        ray.get(self.state.progress.remote(), timeout=run_state.CALL_TIMEOUT_S)  # every report before it is written
+
+    def _begin(self) -> tuple[int, int, str | None]:
+        train = self.config.train
+        agreed: list[Any] = [None]
+        nodes = self._gather(ray.get_runtime_context().get_node_id())
+        if self.rank == 0:
+            plan = {
+                "dp": self.world,
+                "zero_stage": train.zero_stage,
+                "global_batch": train.global_batch,
+                "micro_batch": train.micro_batch,
+                "slots": train.slots,
+                "micro_steps": self.micro_steps,
+                "lr": train.lr,
+                "parameters": self.parameters,
+            }
+            begin = self.state.begin.remote(self.world, plan, tuple(nodes))
+            agreed[0] = ray.get(begin, timeout=run_state.CALL_TIMEOUT_S)
+        dist.broadcast_object_list(agreed, src=0)
+        attempt, start, folder = agreed[0]
+        return attempt, start, folder
+
+    def _stream(self) -> Iterator[SlotRows]:
+        if self.config.data.engine == "direct":
+            steps = self.config.train.steps
+            return direct(self.plan, self.gold, self.rank, self.world, self.start_step, steps)
+        return from_shard(ray.train.get_dataset_shard(TRAIN))
+
+    def _step(self, step: int, stream: Iterator[SlotRows]) -> RankStep:
+        started = time.perf_counter()
+        slots = self.plan.assign(step, self.world)[self.rank]
+        weight = self.world / self.plan.target_tokens(step)
+        deepspeed_adapter.set_lr(self.engine, learning_rate(self.config.train, step))
+        sums, digests, waited, computed = Sums(), {}, 0.0, 0.0
+        for micro in range(self.micro_steps):
+            before = time.perf_counter()
+            rows = self._next(stream, slots[micro]) if micro < len(slots) else None
+            batch = collate(rows.samples if rows is not None else [EMPTY]).to(self.device)
+            ready = time.perf_counter()
+            waited += ready - before
+            losses, correct = self.engine(batch)
+            if rows is not None:
+                check_finite(losses, step, rows.slot, rows.row_ids)
+                sums.add(losses, correct, batch, rows.modalities)
+                digests[rows.slot] = slot_digest(rows.step, rows.slot, rows.row_ids)
+            # A rank without a slot runs an empty micro-batch of weight zero: every rank issues the same collectives.
+            scale = weight if rows is not None else 0.0
+            self.engine.backward(losses.sum() * scale, scale_wrt_gas=False)
+            self.engine.step()
+            computed += time.perf_counter() - ready
+        communicated = self.clock.take() if self.clock is not None else 0.0
+        total = time.perf_counter() - started
+        seconds = {
+            "step": total,
+            "data_wait": waited,
+            "compute": computed - communicated,
+            "communication": communicated,
+            "other": max(0.0, total - waited - computed),
+        }
+        return RankStep(
+            step=step + 1,
+            digests=digests,
+            loss_sum=sums.loss,
+            target_tokens=sums.tokens,
+            seconds=seconds,
+            tokens=self.plan.tokens(slots),
+            lr=learning_rate(self.config.train, step),
+            grad_norm=deepspeed_adapter.grad_norm(self.engine),
+        )
+
+    def _next(self, stream: Iterator[SlotRows], expected: Slot) -> SlotRows:
+        rows = next(stream, None)
+        if rows is None:
+            raise RuntimeError(f"The data stream ended before step {expected.step + 1}, slot {expected.slot}.")
+        return rows
+
+    def _evaluate(self, done: int) -> bool:
+        started = time.perf_counter()
+        sums = evaluate(self.engine, self.gold, self.config.train.micro_batch, self.rank, self.world, self.device)
+        total = Sums()
+        for part in self._gather(sums):
+            total.merge(part)
+        accuracy = total.accuracy()
+        metric = float(np.mean(list(accuracy.values())))
+        best = metric > self.best
+        self.best = max(metric, self.best)
+        if self.rank == 0:
+            event = {
+                "step": done,
+                "loss": total.mean_loss(),
+                "loss_by_modality": total.loss_by_modality(),
+                "accuracy": accuracy,
+                "rows": sum(total.rows.values()),
+                "best": best,
+                "seconds": time.perf_counter() - started,
+            }
+            ray.get(self.state.evaluated.remote(self.attempt, event), timeout=run_state.CALL_TIMEOUT_S)
+        return best
+
+    def _save(self, done: int, best: bool) -> None:
+        started = time.perf_counter()
+        meta = {
+            "optimizer_step": done,
+            "cursor": {"step": done, "gold": self.gold.snapshot, "seed": self.config.seed},
+            "config": self.config.model_dump(mode="json"),
+            "processor_hash": self.processor_hash,
+            "world": self.world,
+        }
+        root = self.folder / "checkpoints"
+        manifest = checkpoint.save(self.engine, root, done, meta, self.rank, self.world, self.attempt, self._gather)
+        if self.rank != 0:
+            return
+        name = checkpoint.folder_name(done)
+        if best:
+            checkpoint.write_best(self.folder, name, "mean_accuracy", self.best)
+        checkpoint.prune(root, self.config.train.keep_checkpoints, checkpoint.pinned(self.folder))
+        event = {
+            "step": done,
+            "path": f"checkpoints/{name}",
+            "bytes": manifest.bytes(),
+            "best": best,
+            "seconds": time.perf_counter() - started,
+        }
+        ray.get(self.state.checkpointed.remote(self.attempt, event), timeout=run_state.CALL_TIMEOUT_S)
+
+    def _gather(self, value: Any) -> list[Any]:
+        out: list[Any] = [None] * self.world
+        dist.all_gather_object(out, value)
+        return out
+
+    def _read_best(self) -> float:
+        best = checkpoint.read_best(self.folder)
+        return float(best["value"]) if best is not None else -1.0
+
+
+def _scalars(report: RankStep) -> dict[str, float]:
+    return {
+        "loss": sum(report.loss_sum.values()) / max(1, sum(report.target_tokens.values())),
+        "lr": report.lr,
+        **{f"{name}_s": value for name, value in report.seconds.items()},
+    }

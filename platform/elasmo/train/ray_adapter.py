@@ -1,0 +1,173 @@
+"""The one place that knows Ray Train's insides: a scaling policy that never starts at a size that is gone, and timing.
+
+Private names used here are pinned to Ray 2.60 and covered by a contract test.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import ray
+from ray.train import FailureConfig, Result, ScalingConfig
+from ray.train.torch import TorchConfig, TorchTrainer
+from ray.train.v2._internal.callbacks.datasets import DatasetsCallback  # noqa: F401  (part of the pinned contract)
+from ray.train.v2._internal.execution.callback import ControllerCallback, WorkerGroupCallback
+from ray.train.v2._internal.execution.controller.state import (
+    ErroredState,
+    ReschedulingState,
+    RestartingState,
+)
+from ray.train.v2._internal.execution.failure_handling import FailureDecision, FailurePolicy
+from ray.train.v2._internal.execution.failure_handling.default import DefaultFailurePolicy
+from ray.train.v2._internal.execution.scaling_policy import (
+    ElasticScalingPolicy,
+    NoopDecision,
+    ScalingDecision,
+)
+from ray.train.v2._internal.execution.scaling_policy.autoscaling_coordinator_client import (
+    AUTOSCALING_REQUESTS_GET_TIMEOUT_S,
+)
+from ray.train.v2.api.exceptions import TrainingFailedError, WorkerGroupError
+
+from elasmo.config import WorkersConfig
+
+logger = logging.getLogger(__name__)
+
+PROBE_TIMEOUT_S = 0.5
+FATAL_ERRORS = ("CheckpointError", "ConfigError", "GoldError", "GoldRowError", "NumericalError")
+"""Errors of a user's making, by class name: trying again gives the same."""
+
+
+def apply_timeouts(workers: WorkersConfig) -> None:
+    """Puts the run's timeouts where Ray Train reads them; call it in the driver before `fit`."""
+    os.environ["RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"] = str(workers.health_check_s)
+    os.environ["RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"] = str(workers.start_timeout_s)
+
+
+def torch_config(workers: WorkersConfig) -> TorchConfig:
+    return TorchConfig(
+        backend="nccl" if workers.use_gpu else "gloo", timeout_s=max(1, round(workers.collective_timeout_s))
+    )
+
+
+def scaling_config(workers: WorkersConfig) -> ScalingConfig:
+    """Workers from `min` to `max`; each takes one `trainer`, and CPU 0 by default so that Ray Data has the cores."""
+    resources = {"trainer": workers.trainer, "CPU": workers.cpus}
+    if workers.use_gpu:
+        resources["GPU"] = 1
+    size: int | tuple[int, int] = workers.min if workers.min == workers.max else (workers.min, workers.max)
+    return ScalingConfig(num_workers=size, use_gpu=workers.use_gpu, resources_per_worker=resources)
+
+
+class ElasticPolicy(ElasticScalingPolicy):
+    """Sizes the worker group from a fresh view of the cluster, and only once nodes that do not answer are known dead.
+
+    Ray's own policy decides on a cached view, so after losing a node it first tries the old size until the worker-group
+    start timeout passes.
+    """
+
+    GET_RESERVED_RESOURCES_INTERVAL_S = 0.2
+
+    def make_decision_for_non_running_worker_group(self) -> ScalingDecision:
+        silent = unreachable(ray.nodes())
+        if silent:
+            logger.info("Waiting for the cluster to give up node(s) that refuse connections: %s", ", ".join(silent))
+            return NoopDecision()
+        return super().make_decision_for_non_running_worker_group()
+
+    def _get_reserved_resources(self) -> Any:
+        try:
+            self._latest_reserved_resources = ray.get(
+                self._autoscaling_coordinator.get_reserved_resources.remote(self._requester_id, recompute=True),
+                timeout=AUTOSCALING_REQUESTS_GET_TIMEOUT_S,
+            )
+        except ray.exceptions.RayError:
+            logger.warning("The autoscaling coordinator did not answer; keeping the last view.", exc_info=True)
+        return self._latest_reserved_resources
+
+
+def unreachable(nodes: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Ids of nodes that the cluster calls alive but whose raylet refuses TCP connections."""
+    silent = []
+    for node in nodes:
+        if not node["Alive"]:
+            continue
+        try:
+            socket.create_connection((node["NodeManagerAddress"], node["NodeManagerPort"]), PROBE_TIMEOUT_S).close()
+        except OSError:
+            silent.append(node["NodeID"])
+    return silent
+
+
+class FailFastOnUserErrors(DefaultFailurePolicy):
+    """Retries lost nodes and dead workers, and gives up at once on errors that would come back unchanged."""
+
+    def make_decision(self, training_failed_error: TrainingFailedError) -> FailureDecision:
+        if isinstance(training_failed_error, WorkerGroupError):
+            for failure in training_failed_error.worker_failures.values():
+                if user_error(failure) is not None:
+                    return FailureDecision.RAISE
+        return super().make_decision(training_failed_error)
+
+
+def user_error(error: BaseException | None) -> str | None:
+    """The sentence of a user's mistake somewhere in a chain of wrapped errors, None if there is none."""
+    seen = 0
+    while error is not None and seen < 10:
+        if type(error).__name__ in FATAL_ERRORS or any(base.__name__ in FATAL_ERRORS for base in type(error).__mro__):
+            return str(error.args[0]) if error.args else str(error)
+        error = getattr(error, "cause", None) or error.__cause__
+        seen += 1
+    return None
+
+
+class PhaseCallback(ControllerCallback, WorkerGroupCallback):
+    """Tells the run state when the controller sees a failure and when a new worker group stands."""
+
+    def __init__(self, run_state: str, namespace: str) -> None:
+        self.run_state = run_state
+        self.namespace = namespace
+
+    def after_controller_state_update(self, previous_state: Any, current_state: Any) -> None:
+        if isinstance(current_state, RestartingState | ReschedulingState | ErroredState):
+            error = getattr(current_state, "training_failed_error", None)
+            lost = tuple(f"rank {rank}" for rank in sorted(_dead_ranks(error)))
+            self._tell("failed", _reason(error), lost)
+
+    def after_worker_group_start(self, worker_group: Any) -> None:
+        self._tell("group_started")
+
+    def _tell(self, method: str, *args: Any) -> None:
+        # Never waits: the run state must not be able to hold up the controller.
+        getattr(ray.get_actor(self.run_state, namespace=self.namespace), method).remote(*args)
+
+
+def _dead_ranks(error: Any) -> list[int]:
+    failures = getattr(error, "worker_failures", {})
+    return [rank for rank, failure in failures.items() if isinstance(failure, ray.exceptions.RayActorError)]
+
+
+def _reason(error: Any) -> str:
+    dead = _dead_ranks(error)
+    if dead:
+        return f"lost the worker of rank {', '.join(map(str, sorted(dead)))}"
+    return "worker group resized" if error is None else type(error).__name__
+
+
+class ElasticTrainer(TorchTrainer):
+    """Ray's torch trainer with Elasmo's scaling and failure policies in the controller."""
+
+    def _initialize_and_run_controller(self, **controller_init_kwargs: Any) -> Result:
+        if self.scaling_config.elasticity_enabled:
+            controller_init_kwargs["scaling_policy"] = ElasticPolicy(self.scaling_config)
+        policy: FailurePolicy = FailFastOnUserErrors(self.run_config.failure_config)
+        controller_init_kwargs["failure_policy"] = policy
+        return super()._initialize_and_run_controller(**controller_init_kwargs)
+
+
+def failure_config(workers: WorkersConfig) -> FailureConfig:
+    return FailureConfig(max_failures=workers.max_failures)

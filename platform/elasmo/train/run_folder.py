@@ -1,0 +1,109 @@
+"""The folder of a run: its configuration, its summary, its log, and the check of its receipts against the plan."""
+
+from __future__ import annotations
+
+import json
+import platform
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from elasmo.config import Config, dump
+from elasmo.data.gold import Gold
+from elasmo.data.plan import StepPlan
+
+PACKAGES = ("ray", "torch", "deepspeed", "pyarrow", "numpy", "elasmo")
+
+
+@dataclass(frozen=True)
+class ReceiptCheck:
+    """What a run's receipts prove.
+
+    Attributes:
+        steps: committed steps.
+        missing: steps of the run that no receipt speaks for.
+        differing: steps whose rows were not the plan's.
+    """
+
+    steps: int
+    missing: tuple[int, ...]
+    differing: tuple[int, ...]
+
+    @property
+    def match(self) -> bool:
+        return not self.missing and not self.differing
+
+
+def new_run_id(config: Config) -> str:
+    return f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def create(config: Config, run_id: str, gold: Gold) -> Path:
+    """Makes the run folder, or takes up an unfinished run's."""
+    folder = (Path(config.train.storage) / run_id).resolve()
+    (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
+    (folder / "config.yaml").write_text(dump(config))
+    gold.processor().save(folder / "processor")
+    write_summary(
+        folder,
+        run=run_id,
+        name=config.name,
+        status="running",
+        created=time.time(),
+        gold={"dataset": config.data.dataset, "lake": config.data.lake, "snapshot": gold.snapshot},
+        seed=config.seed,
+        steps=config.train.steps,
+        versions=versions(),
+    )
+    return folder
+
+
+def write_summary(folder: Path, **values: Any) -> None:
+    """Adds to `run.json`, atomically."""
+    path = folder / "run.json"
+    summary = json.loads(path.read_text()) if path.is_file() else {}
+    partial = folder / ".run.json"
+    partial.write_text(json.dumps({**summary, **values}, indent=1))
+    partial.rename(path)
+
+
+def read_summary(folder: Path) -> dict[str, Any]:
+    return dict(json.loads((folder / "run.json").read_text()))
+
+
+def events(folder: Path, kind: str | None = None) -> Iterator[dict[str, Any]]:
+    """Events of the run log in order; a last line cut off by a crash is passed over."""
+    path = folder / "log.jsonl"
+    if not path.is_file():
+        return
+    with path.open() as log:
+        for line in log:
+            if not line.endswith("\n"):
+                return
+            event = json.loads(line)
+            if kind is None or event["event"] == kind:
+                yield event
+
+
+def check_receipts(folder: Path, plan: StepPlan, steps: int) -> ReceiptCheck:
+    """Compares the receipt of each committed step, the last attempt of a step counting, with the plan."""
+    receipts = {event["step"]: event["receipt"] for event in events(folder, "step")}
+    wanted = range(1, steps + 1)
+    return ReceiptCheck(
+        steps=len(receipts),
+        missing=tuple(step for step in wanted if step not in receipts),
+        differing=tuple(step for step in wanted if step in receipts and receipts[step] != plan.receipt(step - 1)),
+    )
+
+
+def versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "from source" if package == "elasmo" else "absent"
+    return found

@@ -1,0 +1,143 @@
+"""The run-state actor: owns the run folder, hears every rank and the controller, and outlives trainers."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.util.metrics import Counter, Gauge
+
+from elasmo.config import Config
+from elasmo.train import checkpoint
+from elasmo.train.ledger import Ledger, RankStep
+from elasmo.train.trackers import open_trackers
+
+NAMESPACE = "elasmo"
+CALL_TIMEOUT_S = 30.0
+"""Deadline of a call to the run-state actor; it never waits for anybody."""
+
+
+def actor_name(run_id: str) -> str:
+    return f"elasmo-run-{run_id}"
+
+
+class RunState:
+    """Writes `log.jsonl`, hands out restore points, and answers what is committed. Lives on the driver's node."""
+
+    def __init__(self, config: Config, folder: str, run_id: str) -> None:
+        self.folder = Path(folder)
+        self._ledger = Ledger()
+        self._log = (self.folder / "log.jsonl").open("a", buffering=1)
+        self._trackers = open_trackers(config, self.folder, run_id)
+        self._window = (0, 0)
+        tags = {"run": run_id}
+        self._step = Gauge("elasmo_train_step", "Committed training steps", ("run",)).set_default_tags(tags)
+        self._loss = Gauge("elasmo_train_loss", "Loss of the last committed step", ("run",)).set_default_tags(tags)
+        self._world = Gauge("elasmo_train_world", "Training ranks", ("run",)).set_default_tags(tags)
+        self._tokens = Counter("elasmo_train_tokens", "Tokens in committed steps", ("run",)).set_default_tags(tags)
+        self._resizes = Counter("elasmo_train_resizes", "Resizes of the worker group", ("run",)).set_default_tags(tags)
+
+    def begin(self, world: int, plan: Mapping[str, Any], nodes: tuple[str, ...]) -> tuple[int, int, str | None]:
+        """Starts an attempt: its number, the step to start from, and the checkpoint folder, None at the start."""
+        folders = checkpoint.committed(self.folder / "checkpoints")
+        start = int(folders[-1].name.removeprefix("step-")) if folders else 0
+        self._write(self._ledger.begin(time.time(), world, start, plan, nodes))
+        attempt = self._ledger.attempts[-1].number
+        self._window = (attempt, start)
+        self._world.set(world)
+        return attempt, start, str(folders[-1]) if folders else None
+
+    def window(self) -> tuple[int, int]:
+        """(attempt, first step) of the current worker group."""
+        return self._window
+
+    def restored(self, attempt: int, bytes_read: int) -> None:
+        self._ledger.restored(time.time(), attempt, bytes_read)
+
+    def rank_step(self, attempt: int, rank: int, report: RankStep) -> None:
+        for event in self._ledger.rank_step(time.time(), attempt, rank, report):
+            self._write(event)
+            if event["event"] == "step":
+                self._step.set(event["step"])
+                self._loss.set(event["loss"])
+                self._tokens.inc(max(1, event["tokens"]))
+                self._track("train", event, ("loss", "lr", "grad_norm"), "loss_by_modality")
+                self._track("seconds", event["seconds"], tuple(event["seconds"]), step=event["step"])
+            else:
+                self._resizes.inc()
+
+    def evaluated(self, attempt: int, event: dict[str, Any]) -> None:
+        self._write({"event": "eval", "attempt": attempt, **event})
+        self._track("eval", event, ("loss",), "loss_by_modality")
+        self._track("eval/accuracy", event["accuracy"], tuple(event["accuracy"]), step=event["step"])
+
+    def checkpointed(self, attempt: int, event: dict[str, Any]) -> None:
+        self._write({"event": "checkpoint", "attempt": attempt, **event})
+
+    def failed(self, reason: str, lost: tuple[str, ...]) -> None:
+        self._ledger.failed(time.time(), reason, lost)
+
+    def fault_injected(self, when: float, what: str) -> None:
+        self._ledger.fault_injected(when, what)
+
+    def group_started(self) -> None:
+        self._ledger.group_started(time.time())
+
+    def progress(self) -> dict[str, Any]:
+        """Committed step, attempts, world sizes, resizes: what a driver shows and a run's summary needs."""
+        return {
+            "step": self._ledger.committed,
+            "attempts": len(self._ledger.attempts),
+            "worlds": [attempt.world for attempt in self._ledger.attempts],
+            "nodes": [list(attempt.nodes) for attempt in self._ledger.attempts],
+            "resizes": self._ledger.resizes,
+            "parameters": self._ledger.attempt.plan["parameters"] if self._ledger.attempt else None,
+        }
+
+    def receipts(self) -> dict[int, str]:
+        """Receipt of every committed step."""
+        return self._ledger.receipts
+
+    def close(self) -> None:
+        for tracker in self._trackers:
+            tracker.close()
+        self._log.close()
+
+    def _write(self, event: dict[str, Any]) -> None:
+        self._log.write(json.dumps({"time": round(time.time(), 3), **event}) + "\n")
+
+    def _track(
+        self, prefix: str, values: Mapping[str, Any], names: tuple[str, ...], nested: str = "", step: int | None = None
+    ) -> None:
+        scalars = {f"{prefix}/{name}": float(values[name]) for name in names if values[name] is not None}
+        for name, value in values.get(nested, {}).items():
+            scalars[f"{prefix}/{nested}/{name}"] = float(value)
+        for tracker in self._trackers:
+            tracker.scalars(scalars, int(values["step"]) if step is None else step)
+
+
+def start(config: Config, folder: Path, run_id: str) -> Any:
+    """The run's state actor on this node; it ends with the driver that started it."""
+    node = ray.get_runtime_context().get_node_id()
+    actor = (
+        ray.remote(RunState)
+        .options(
+            name=actor_name(run_id),
+            namespace=NAMESPACE,
+            num_cpus=0,
+            max_concurrency=1,
+            label_selector={"ray.io/node-id": node},
+        )
+        .remote(config, str(folder), run_id)
+    )
+    ray.get(actor.window.remote(), timeout=CALL_TIMEOUT_S)
+    return actor
+
+
+def connect(run_id: str) -> Any:
+    """The run's state actor, from any process of the cluster."""
+    return ray.get_actor(actor_name(run_id), namespace=NAMESPACE)
