@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from elasmo.config import TrainConfig
-from elasmo.model.fragments import CheckpointError, FragmentReader, read_manifest
+from elasmo.model.fragments import FragmentReader
 from elasmo.train import checkpoint, deepspeed_adapter
 from tests.gloo import run_ranks
 
@@ -105,7 +104,9 @@ def weights(root: Path, step: int) -> dict[str, Tensor]:
 def assert_equal_to_dense(root: Path, step: int, tolerance: float = 2e-6) -> None:
     ours = weights(root, step)
     for name, expected in dense(step).items():
-        torch.testing.assert_close(ours[name], expected, rtol=tolerance, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}")
+        torch.testing.assert_close(
+            ours[name], expected, rtol=tolerance, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}"
+        )
 
 
 QUICK = [(1, 2, 1, 1), (2, 3, 0, 2), (0, 2, 2, 3), (1, 1, 1, 2)]

@@ -145,7 +145,7 @@ def _load_weights(model: MultimodalDecoder, folder: Path, weights: Manifest) -> 
                 raise PublishedError(str(error)) from None
             if values.shape != parameter.shape:
                 raise PublishedError(
-                    f"{folder}: tensor {name!r} has shape {tuple(values.shape)}, the model needs {tuple(parameter.shape)}."
+                    f"{folder}: tensor {name!r} has shape {tuple(values.shape)}, not {tuple(parameter.shape)}."
                 )
             parameter.copy_(values)
 

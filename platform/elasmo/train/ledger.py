@@ -71,13 +71,12 @@ class Ledger:
         """The controller saw the worker group fail; the first sight of a failure counts."""
         self._failure.setdefault("time", now)
         self._failure.setdefault("reason", reason)
-        if lost:
-            self._failure["lost"] = lost
+        self._failure.setdefault("lost", []).extend(name for name in lost if name not in self._failure.get("lost", []))
 
     def fault_injected(self, now: float, what: str) -> None:
         """Someone who knows says when the fault happened, so that detection is measured from there."""
         self._failure["fault_time"] = now
-        self._failure["lost"] = (what,)
+        self._failure.setdefault("lost", []).append(what)
 
     def group_started(self, now: float) -> None:
         """The controller has placed a new worker group and its processes run."""
