@@ -1,0 +1,223 @@
+"""The contract of a dataset folder: its content and licence, what a row must satisfy, how rows are split."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from elasmo.config import LimitsConfig
+
+CONTRACT_FILE = "contract.yaml"
+Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+Modality = Annotated[str, Field(pattern=r"^(text|(image|audio|table)(\+(image|audio|table))*)$")]
+
+
+class ContractError(ValueError):
+    """A contract that cannot be used, in sentences that name the file, the key, the value and the mend."""
+
+
+class Part(BaseModel):
+    """A frozen part of the contract that takes the keys it names and no others."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Licence(Part):
+    """Where a part of the data comes from and what may be done with it."""
+
+    part: str
+    licence: str
+    kind: Literal["real", "measured", "synthetic"]
+    origin: str
+    note: str = ""
+
+
+class RecordField(Part):
+    """One field of the structured record: a number with a range, or one of a few categories."""
+
+    type: Literal["number", "category"]
+    min: float | None = None
+    max: float | None = None
+    integer: bool = False
+    categories: tuple[str, ...] = ()
+    nullable: bool = False
+    description: str = ""
+
+    @model_validator(mode="after")
+    def _complete(self) -> RecordField:
+        if self.type == "category" and not self.categories:
+            raise ValueError("a category needs `categories`, the list of its values")
+        if self.type == "number" and self.categories:
+            raise ValueError("a number takes min and max, not categories")
+        if self.min is not None and self.max is not None and self.min > self.max:
+            raise ValueError(f"min={self.min} is above max={self.max}")
+        return self
+
+
+class Column(Part):
+    """One typed column of a table and the checks every value must pass."""
+
+    type: Literal["string", "integer", "number", "category", "image", "audio", "record", "messages"]
+    min: float | None = None
+    max: float | None = None
+    categories: tuple[str, ...] = ()
+    nullable: bool = False
+    width: int | None = Field(None, description="exact width of an image in pixels")
+    height: int | None = Field(None, description="exact height of an image in pixels")
+
+    @model_validator(mode="after")
+    def _complete(self) -> Column:
+        if self.type == "category" and not self.categories:
+            raise ValueError("a category needs `categories`, the list of its values")
+        return self
+
+
+class SplitRule(Part):
+    """How rows of a table become `train` or `heldout`.
+
+    Rows that agree in the `concept` column (a writer, a voice, a patient, a group of near-duplicates) are never
+    separated. A row is held out if its `column` says so, else if its concept is listed in `heldout`, else by a hash of
+    the concept for `heldout_fraction` of the concepts. `follows` names a column that holds the key of a row of table
+    `of`, whose split and concept it takes.
+    """
+
+    concept: str | None = None
+    column: str | None = None
+    heldout: tuple[str, ...] = ()
+    heldout_fraction: Fraction = 0.0
+    follows: str | None = None
+    of: str | None = None
+
+    @model_validator(mode="after")
+    def _one_way(self) -> SplitRule:
+        if (self.follows is None) != (self.of is None):
+            raise ValueError("`follows` (a column) and `of` (a table) come together")
+        if (self.concept is None) == (self.follows is None):
+            raise ValueError("give either `concept`, the column whose values stay together, or `follows` and `of`")
+        return self
+
+
+class TableSpec(Part):
+    """The columns of a table; `key` names rows for good, `unique` lists columns in which no two rows may agree."""
+
+    columns: dict[str, Column]
+    key: str = "key"
+    unique: tuple[str, ...] = ()
+
+    @model_validator(mode="after")
+    def _columns_exist(self) -> TableSpec:
+        for name in (self.key, *self.unique):
+            if name not in self.columns:
+                raise ValueError(f"column {name!r} is named but not declared; columns are {', '.join(self.columns)}")
+        if self.columns[self.key].type != "string":
+            raise ValueError(f"key column {self.key!r} must have type string")
+        return self
+
+
+class Media(Part):
+    """Caps of a single medium, checked before it is decoded, and the sample rate of all audio."""
+
+    image_bytes: int | None = None
+    image_pixels: int | None = None
+    audio_bytes: int | None = None
+    audio_s: float | None = None
+    sample_rate: int | None = Field(None, description="Hz; audio at another rate is quarantined")
+
+    def limits(self, platform: LimitsConfig) -> LimitsConfig:
+        """The stricter of this contract's caps and the platform's, key by key."""
+        ours = self.model_dump(exclude={"sample_rate"}, exclude_none=True)
+        return LimitsConfig(**{**platform.model_dump(), **{k: min(v, getattr(platform, k)) for k, v in ours.items()}})
+
+
+class Contract(Part):
+    """The whole contract of a dataset folder."""
+
+    name: Name
+    title: str
+    description: str = ""
+    source: Literal["recipe", "files"]
+    recipe: str = Field("recipe.py", description="Python module of a `recipe` source, beside the contract")
+    rows: str = Field("rows.jsonl", description="JSONL file of a `files` source, beside the contract")
+    licences: tuple[Licence, ...] = Field(min_length=1)
+    modalities: tuple[Modality, ...] = Field(min_length=1)
+    tables: dict[str, TableSpec] = {}
+    splits: dict[str, SplitRule] = {}
+    heldout_fraction: Fraction = Field(0.1, description="`files` source: share of concepts held out by hash")
+    record: dict[str, RecordField] = {}
+    media: Media = Media()
+
+    @model_validator(mode="after")
+    def _agrees(self) -> Contract:
+        if self.source == "recipe" and not self.tables:
+            raise ValueError("a recipe source needs `tables`, the tables its recipe lands")
+        if self.source == "files" and (self.tables or self.splits):
+            raise ValueError("a files source has built-in tables; remove `tables` and `splits` (use heldout_fraction)")
+        for table, rule in self.splits.items():
+            if table not in self.tables:
+                raise ValueError(f"splits.{table} names a table that is not in `tables`")
+            if rule.of is not None and rule.of not in self.tables:
+                raise ValueError(f"splits.{table}.of is {rule.of!r}, which is not in `tables`")
+            for column in (rule.concept, rule.column, rule.follows):
+                if column is not None and column not in self.tables[table].columns:
+                    raise ValueError(f"splits.{table} names column {column!r}, which tables.{table} does not declare")
+        uses_record = any(c.type == "record" for t in self.tables.values() for c in t.columns.values())
+        if uses_record and not self.record:
+            raise ValueError("a column of type record needs `record`, its fields")
+        return self
+
+
+def load_contract(folder: Path) -> Contract:
+    """The validated contract of a dataset folder.
+
+    Raises:
+        ContractError: no folder, no contract.yaml, bad YAML, an unknown key or a value that is not allowed.
+    """
+    path = folder / CONTRACT_FILE
+    if not folder.is_dir():
+        raise ContractError(f"Dataset folder {folder} does not exist; give a folder that holds a {CONTRACT_FILE}.")
+    if not path.is_file():
+        raise ContractError(
+            f"{folder} has no {CONTRACT_FILE}; write one that names the dataset, its licence and its tables "
+            "(data/README.md shows how)."
+        )
+    try:
+        tree = yaml.safe_load(path.read_text())
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ContractError(f"{path} is not valid YAML: {error}") from None
+    if not isinstance(tree, dict):
+        raise ContractError(f"{path} holds a {type(tree).__name__}; it must hold keys such as `name:` and `licences:`.")
+    try:
+        contract = Contract.model_validate(tree)
+    except ValidationError as error:
+        raise ContractError("\n".join(_sentence(path, dict(item)) for item in error.errors())) from None
+    if contract.name != folder.resolve().name:
+        raise ContractError(
+            f"{path}: name is {contract.name!r} but the folder is {folder.resolve().name!r}; they must be equal, since "
+            "the lake files a dataset under its name."
+        )
+    return contract
+
+
+def _sentence(path: Path, error: dict[str, Any]) -> str:
+    dotted = ".".join(str(part) for part in error["loc"]) or "the contract"
+    if error["type"] == "missing":
+        return f"{path}: {dotted} is missing; add it."
+    if error["type"] == "extra_forbidden":
+        key = str(error["loc"][-1])
+        near = difflib.get_close_matches(key, sorted(_all_keys()), n=1, cutoff=0.5)
+        return f"{path}: unknown key {dotted!r}" + (f"; did you mean {near[0]!r}?" if near else "; remove it.")
+    message = re.sub(r"^Value error, ", "", error["msg"])
+    if error["type"] == "value_error":
+        return f"{path}: {dotted}: {message}."
+    return f"{path}: {dotted} is {error.get('input')!r}: {message[0].lower()}{message[1:]}."
+
+
+def _all_keys() -> set[str]:
+    parts = (Contract, TableSpec, Column, SplitRule, RecordField, Licence, Media)
+    return {name for part in parts for name in part.model_fields}
