@@ -87,7 +87,7 @@ def fit(
         ray.get(state.close.remote(), timeout=run_state.CALL_TIMEOUT_S)
         ray.kill(state)
     check = run_folder.check_receipts(folder, make_plan(config, gold), config.train.steps)
-    evaluations = list(run_folder.events(folder, "eval"))
+    evaluations = run_folder.events(folder, "eval")
     seconds = time.time() - started
     run_folder.write_summary(
         folder,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import platform
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -74,18 +73,28 @@ def read_summary(folder: Path) -> dict[str, Any]:
     return dict(json.loads((folder / "run.json").read_text()))
 
 
-def events(folder: Path, kind: str | None = None) -> Iterator[dict[str, Any]]:
-    """Events of the run log in order; a last line cut off by a crash is passed over."""
-    path = folder / "log.jsonl"
-    if not path.is_file():
-        return
-    with path.open() as log:
-        for line in log:
-            if not line.endswith("\n"):
-                return
-            event = json.loads(line)
-            if kind is None or event["event"] == kind:
-                yield event
+class LogReader:
+    """Reads a run log as it grows: each call returns the whole lines since the last."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "log.jsonl"
+        self._offset = 0
+
+    def read(self) -> list[dict[str, Any]]:
+        """New events in order; a last line that is still being written is left for the next call."""
+        if not self._path.is_file():
+            return []
+        with self._path.open("rb") as log:
+            log.seek(self._offset)
+            data = log.read()
+        whole = data[: data.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        return [json.loads(line) for line in whole.splitlines()]
+
+
+def events(folder: Path, kind: str | None = None) -> list[dict[str, Any]]:
+    """Events of the run log so far, of one kind or of all."""
+    return [event for event in LogReader(folder).read() if kind is None or event["event"] == kind]
 
 
 def check_receipts(folder: Path, plan: StepPlan, steps: int) -> ReceiptCheck:
