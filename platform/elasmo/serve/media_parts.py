@@ -1,0 +1,86 @@
+"""Turns the content parts of a request into the model's segments. Media come as base64, nothing is ever fetched.
+
+Sizes are checked on the encoded text, before a byte of it is decoded.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Sequence
+from typing import Literal
+
+from elasmo.config import LimitsConfig
+from elasmo.model.sample import Audio, Image, Message, Segment, Table, Text
+from elasmo.serve.openai_errors import invalid_request, too_large
+from elasmo.serve.openai_protocol import AudioPart, ChatMessage, ImagePart, Part, TablePart
+
+_ROLES: dict[str, Literal["system", "user", "assistant"]] = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+}
+
+
+def to_messages(messages: Sequence[ChatMessage], limits: LimitsConfig) -> tuple[Message, ...]:
+    """The conversation as the processor takes it.
+
+    Raises:
+        ApiError: 400 for a remote or malformed URI and for base64 that does not decode, 413 over a byte limit.
+    """
+    return tuple(
+        Message(
+            role=_ROLES[message.role],
+            segments=tuple(
+                _segment(part, limits, f"messages[{row}].content[{column}]")
+                for column, part in enumerate(message.content)
+            ),
+        )
+        for row, message in enumerate(messages)
+    )
+
+
+def _segment(part: Part, limits: LimitsConfig, param: str) -> Segment:
+    if isinstance(part, ImagePart):
+        param = f"{param}.image_url.url"
+        encoded = _data_uri(part.image_url.url, "image/", param)
+        return Image(_decode(encoded, limits.image_bytes, "limits.image_bytes", param))
+    if isinstance(part, AudioPart):
+        param = f"{param}.input_audio.data"
+        return Audio(_decode(part.input_audio.data, limits.audio_bytes, "limits.audio_bytes", param))
+    if isinstance(part, TablePart):
+        return Table(part.record)
+    return Text(part.text)
+
+
+def _data_uri(uri: str, media_type: str, param: str) -> str:
+    """The base64 text of a `data:` URI (RFC 2397)."""
+    scheme, separator, rest = uri.partition(":")
+    if scheme.lower() in ("http", "https", "ftp", "file") and separator:
+        raise invalid_request(
+            f"{param} is a {scheme.lower()} URL; this server takes data URIs only: send the bytes as "
+            f"data:{media_type}png;base64,... instead.",
+            param,
+            "remote_media_not_allowed",
+        )
+    header, comma, encoded = rest.partition(",")
+    kind, *attributes = header.split(";")
+    if scheme.lower() != "data" or not comma or "base64" not in (item.strip().lower() for item in attributes):
+        raise invalid_request(f"{param} is not a data URI; send data:{media_type}png;base64,...", param)
+    if not kind.strip().lower().startswith(media_type):
+        raise invalid_request(f"{param} has media type {kind[:40]!r}; this part takes {media_type}*.", param)
+    return encoded
+
+
+def _decode(encoded: str, limit: int, limit_name: str, param: str) -> bytes:
+    size = len(encoded) // 4 * 3
+    if size - 2 > limit:
+        raise too_large(f"{param} holds about {size} bytes; the server's serve.{limit_name} is {limit}.", param)
+    try:
+        data = base64.b64decode(encoded.encode("ascii"), validate=True)
+    except (binascii.Error, UnicodeEncodeError) as error:
+        raise invalid_request(f"{param} is not valid base64 ({error}); encode the file's bytes.", param) from None
+    if not data:
+        raise invalid_request(f"{param} holds no bytes; send the encoded file.", param)
+    return data

@@ -1,0 +1,42 @@
+"""The prefill and decode pools through Serve's handles. What is passed for KV is a reference this process owns."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+
+import ray
+from ray.serve.handle import DeploymentHandle
+
+from elasmo.engine.sampling import SamplingParams
+from elasmo.model.batch import Encoded
+from elasmo.serve import ray_adapter
+from elasmo.serve.deadline import Deadline
+from elasmo.serve.tokens import TokenBatch
+
+
+class ReplicaPools:
+    """Implements `elasmo.serve.generation.Pools` for an ingress replica."""
+
+    def __init__(self, prefill: DeploymentHandle, decode: DeploymentHandle) -> None:
+        self._prefill = prefill
+        self._decode = decode
+
+    async def prefill(self, prompt: Encoded, params: SamplingParams, deadline: Deadline) -> ray.ObjectRef:
+        """A reference to the prompt's KV; it is freed when the last copy of the reference is dropped."""
+        return await ray_adapter.call_by_reference(
+            self._prefill, "prefill", deadline, "prefill", prompt, params, deadline.remaining_s()
+        )
+
+    async def decode(
+        self, kv: ray.ObjectRef, params: SamplingParams, sent: tuple[int, ...], deadline: Deadline
+    ) -> AsyncGenerator[TokenBatch, None]:
+        """Token batches after `sent`, from whichever decode replica Serve picks."""
+        # Inside a list, or Serve would resolve the reference on the way and hand the replica a value.
+        items = ray_adapter.stream_items(
+            self._decode, "decode", deadline, "the next token", [kv], params, sent, deadline.remaining_s()
+        )
+        try:
+            async for item in items:
+                yield item
+        finally:
+            await items.aclose()

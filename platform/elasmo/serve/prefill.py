@@ -1,0 +1,47 @@
+"""The prefill pool's replica: a prompt goes in, its KV comes out as the call's result, which the caller owns."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from elasmo.config import ServeConfig
+from elasmo.engine.kv import KVCachePayload
+from elasmo.engine.sampling import SamplingParams
+from elasmo.model.batch import Encoded
+from elasmo.serve.deadline import Deadline
+from elasmo.serve.load_engine import load_engine
+from elasmo.serve.tokens import RequestRefused
+
+
+class Prefill:
+    """Runs prompts one after another on a thread, so that the replica answers health checks meanwhile."""
+
+    def __init__(self, published: str, config: ServeConfig) -> None:
+        # Prefill keeps no sequence: one page is enough for a pool it never uses.
+        self._engine = load_engine(published, config.engine.model_copy(update={"blocks": 1})).engine
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="prefill")
+        self._prompts = 0
+        self._tokens = 0
+
+    async def prefill(self, prompt: Encoded, params: SamplingParams, timeout_s: float) -> KVCachePayload:
+        """The prompt's KV and its first token.
+
+        Raises:
+            RequestRefused: the engine says the prompt or its parameters can never run.
+            DeadlineExceeded: it was not its turn in time; a cancelled call that has not begun never begins.
+        """
+        run = asyncio.get_running_loop().run_in_executor(self._thread, self._engine.prefill, prompt, params)
+        try:
+            payload = await Deadline(timeout_s).within(run, "prefill")
+        except ValueError as error:
+            raise RequestRefused(str(error)) from None
+        self._prompts += 1
+        self._tokens += len(prompt.tokens)
+        return payload
+
+    async def stats(self) -> dict[str, Any]:
+        """Figures since this replica started."""
+        return {"pid": os.getpid(), "prompts": self._prompts, "tokens": self._tokens}

@@ -1,0 +1,129 @@
+"""Every private interface of Ray that serving leans on, in one place, and Ray's exceptions in serving's words.
+
+Why private ones: the public handle API turns a call's result into a value in the caller. KV must stay a reference that
+the ingress owns and only decode reads, so the reference itself is needed, and word of when it is ready unfetched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import ray
+from ray.exceptions import ObjectLostError, RayActorError, RayError, RayTaskError
+from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
+
+from elasmo.serve.deadline import Deadline, DeadlineExceeded
+from elasmo.serve.tokens import KVLost, ReplicaFailed, RequestRefused
+
+
+async def call_by_reference(
+    handle: DeploymentHandle, method: str, deadline: Deadline, waiting_for: str, *arguments: Any
+) -> ray.ObjectRef:
+    """Calls a replica and returns the reference of its result once that is ready, here or on another node.
+
+    The caller owns the result: it outlives the replica that made it. Whether it is a value or an error shows when it
+    is read.
+
+    Raises:
+        DeadlineExceeded: with `waiting_for`; the call is cancelled.
+        ReplicaFailed: no replica took the call.
+    """
+    # By reference even where Serve is set to its gRPC transport, whose results never reach the object store.
+    response = handle.options(method_name=method, _by_reference=True).remote(*arguments)
+    done = False
+    try:
+        ref = await deadline.within(response._to_object_ref(), f"a replica for {waiting_for}")
+        await deadline.within(_ready(ref), waiting_for)
+        done = True
+        return ref
+    except RayError as error:
+        raise ReplicaFailed(first_line(error)) from error
+    finally:
+        if not done:
+            response.cancel()
+
+
+async def stream_items(
+    handle: DeploymentHandle, method: str, deadline: Deadline, waiting_for: str, *arguments: Any
+) -> AsyncGenerator[Any, None]:
+    """Items of a replica's async generator method. Closing it cancels the call on the replica.
+
+    Raises:
+        DeadlineExceeded: an item did not come in time.
+        ReplicaFailed, KVLost, RequestRefused: as the replica raised them, or for Ray's own errors.
+    """
+    response = handle.options(method_name=method, stream=True, _by_reference=True).remote(*arguments)
+    assert isinstance(response, DeploymentResponseGenerator)
+    done = False
+    try:
+        while True:
+            item = await deadline.within(anext(response, None), waiting_for)
+            if item is None:
+                break
+            yield item
+        done = True
+    except RayError as error:
+        done = True
+        raise _failure(error) from error
+    finally:
+        if not done:
+            response.cancel()
+
+
+async def read(ref: ray.ObjectRef, deadline: Deadline) -> Any:
+    """The KV behind a reference someone else owns: a view of the object store where it is on this node.
+
+    Raises:
+        KVLost: the bytes or their owner are gone, or the call that was to make them failed.
+        RequestRefused: the call that was to make them refused the request.
+        DeadlineExceeded: they did not arrive in time.
+    """
+    try:
+        return await deadline.within(ref, "KV to arrive")
+    except RayTaskError as error:
+        if isinstance(error.cause, RequestRefused):
+            raise error.cause from None
+        raise KVLost(f"prefill failed: {first_line(error)}") from error
+    except RayActorError as error:
+        raise KVLost("the prefill replica died before it answered") from error
+    except ObjectLostError as error:
+        raise KVLost("the node that held the KV, or the KV's owner, is gone") from error
+    except RayError as error:
+        raise KVLost(f"the KV cannot be read: {first_line(error)}") from error
+
+
+def first_line(error: BaseException) -> str:
+    """One line of an error; a task's error is told by its cause, not by its traceback."""
+    cause = error.cause if isinstance(error, RayTaskError) else error
+    text = str(cause).strip()
+    return text.splitlines()[0] if text else type(cause).__name__
+
+
+def _failure(error: RayError) -> Exception:
+    if isinstance(error, RayTaskError):
+        cause = error.cause
+        if isinstance(cause, KVLost | ReplicaFailed | RequestRefused | DeadlineExceeded):
+            return cause
+        return ReplicaFailed(f"the decode replica failed: {first_line(error)}")
+    if isinstance(error, RayActorError):
+        return ReplicaFailed("the decode replica died")
+    return ReplicaFailed(first_line(error))
+
+
+async def _ready(ref: ray.ObjectRef) -> None:
+    """Returns once the object exists somewhere; neither fetches nor deserialises it."""
+    loop = asyncio.get_running_loop()
+    ready: asyncio.Future[None] = loop.create_future()
+
+    def resolve() -> None:
+        if not ready.done():
+            ready.set_result(None)
+
+    cancel = ref._on_ready(lambda error: loop.call_soon_threadsafe(resolve))
+    try:
+        await ready
+    finally:
+        if not ready.done() or ready.cancelled():
+            cancel()

@@ -1,0 +1,66 @@
+"""Tokens of one sequence between the decode loop and its stream: the first goes at once, later ones in small groups."""
+
+from __future__ import annotations
+
+import asyncio
+
+from elasmo.serve.tokens import Finish, TokenBatch
+
+
+class TokenBuffer:
+    """Collects what the engine made since the last message. Used on one event loop.
+
+    Args:
+        start: index of the first token to come.
+        coalesce_s: how long tokens after the first message wait for company; 0 sends what is there.
+        kv_bytes: reported with the first message.
+    """
+
+    def __init__(self, start: int, coalesce_s: float, kv_bytes: int) -> None:
+        self._next = start
+        self._coalesce_s = coalesce_s
+        self._kv_bytes = kv_bytes
+        self._tokens: list[int] = []
+        self._finish: Finish | None = None
+        self._error: Exception | None = None
+        self._first = True
+        self._ready = asyncio.Event()
+        self._ended = asyncio.Event()
+
+    def push(self, token: int, finish: Finish | None) -> None:
+        """Adds the sequence's next token."""
+        self._tokens.append(token)
+        self._finish = finish
+        self._ready.set()
+        if finish is not None:
+            self._ended.set()
+
+    def fail(self, error: Exception) -> None:
+        """Ends the sequence: the waiting or next `take` raises."""
+        self._error = error
+        self._ready.set()
+        self._ended.set()
+
+    async def take(self) -> TokenBatch:
+        """All tokens that are ready, at least one.
+
+        Raises:
+            Exception: the one given to `fail`, once the tokens before it are taken.
+        """
+        await self._ready.wait()
+        if not self._first and self._coalesce_s and not self._ended.is_set():
+            try:
+                async with asyncio.timeout(self._coalesce_s):
+                    await self._ended.wait()
+            except TimeoutError:
+                pass
+        if self._error is not None and not self._tokens:
+            raise self._error
+        batch = TokenBatch(self._next, tuple(self._tokens), self._finish, self._kv_bytes)
+        self._next += len(self._tokens)
+        self._tokens.clear()
+        self._kv_bytes = 0
+        self._first = False
+        if self._error is None:
+            self._ready.clear()
+        return batch
