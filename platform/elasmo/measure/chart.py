@@ -26,7 +26,7 @@ class Axis:
     def position(self, value: float) -> float:
         """0 at `low`, SIDE at `high`; values beyond are clipped to the ends."""
         low, high, at = (math.log(x) if self.scale == "log" else x for x in (self.low, self.high, self._inside(value)))
-        return SIDE * (at - low) / (high - low)
+        return SIDE * ((at - low) / (high - low))
 
     def _inside(self, value: float) -> float:
         return min(max(value, self.low), self.high)

@@ -1,0 +1,63 @@
+"""`elasmo report`: writes the page beside the run, and refuses what is no run in one sentence."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from elasmo.cli.main import main
+from elasmo.cli.report import commands
+from elasmo.measure.run_folder import read
+
+
+def elasmo(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["elasmo", *arguments])
+    with pytest.raises(SystemExit) as exited:
+        main()
+    return int(exited.value.code or 0)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    folder = tmp_path / "a run"
+    folder.mkdir()
+    (folder / "log.jsonl").write_text('{"event": "step", "step": 1, "time": 1.0, "loss": 2.5}\n')
+    return folder
+
+
+def test_the_page_is_written_beside_the_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], run: Path
+) -> None:
+    assert elasmo(monkeypatch, "report", str(run)) == 0
+    assert capsys.readouterr().out.strip() == str(run / "report.html")
+    assert "Loss per modality" in (run / "report.html").read_text()
+
+
+def test_the_page_can_go_elsewhere(monkeypatch: pytest.MonkeyPatch, run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "new" / "page.html"
+    assert elasmo(monkeypatch, "report", str(run), "--out", str(out)) == 0
+    assert out.is_file() and not (run / "report.html").exists()
+
+
+def test_what_is_no_run_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert elasmo(monkeypatch, "report", str(tmp_path / "absent")) == 2
+    assert elasmo(monkeypatch, "report", str(tmp_path)) == 2
+    errors = capsys.readouterr().err.splitlines()
+    assert len(errors) == 2 and all(line.startswith("elasmo: ") and line.endswith(".") for line in errors)
+
+
+def test_commands_quote_the_path_and_follow_the_runs_state(run: Path) -> None:
+    before = [command for _, command in commands(read(run))]
+    assert ["elasmo", "publish", str(run)] in [shlex.split(command) for command in before]
+    (run / "published").mkdir()
+    (run / "published" / "manifest.json").write_text("{}")
+    (run / "tensorboard").mkdir()
+    after = [shlex.split(command) for _, command in commands(read(run))]
+    assert ["elasmo", "serve", f"serve.published={run}/published"] in after
+    assert ["tensorboard", "--logdir", f"{run}/tensorboard"] in after
+    assert not any(command[1] == "publish" for command in after)
