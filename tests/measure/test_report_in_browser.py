@@ -23,9 +23,11 @@ FLAGS = (
 FRAME = """<body><iframe src="report.html" style="width:{width}px;height:800px;border:0"></iframe><p id="measured"></p>
 <script>document.querySelector('iframe').onload = (event) => {{
   const page = event.target.contentDocument;
-  const empty = [...page.querySelectorAll('svg path')].filter((path) => path.getTotalLength() === 0 && !path.matches('.dots'));
+  const lines = [...page.querySelectorAll('svg path:not(.dots)')];
+  const empty = lines.filter((path) => path.getTotalLength() === 0);
   const pictures = [...page.images].filter((image) => image.naturalWidth === 0);
-  document.title = [page.documentElement.scrollWidth, page.body.innerText.length, empty.length, pictures.length].join(' ');
+  const found = [page.documentElement.scrollWidth, page.body.innerText.length, empty.length, pictures.length];
+  document.title = found.join(' ');
 }};</script></body>"""
 
 
