@@ -29,7 +29,9 @@ class ScriptedPools:
     The script has, for each decode call, how many tokens it sends before it raises what.
     """
 
-    def __init__(self, script: Sequence[tuple[int, Exception | None]], prefill_errors: Sequence[Exception] = ()) -> None:
+    def __init__(
+        self, script: Sequence[tuple[int, Exception | None]], prefill_errors: Sequence[Exception] = ()
+    ) -> None:
         self._script: Iterator[tuple[int, Exception | None]] = iter(script)
         self._prefill_errors = iter(prefill_errors)
         self.prefills = 0

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import monotonic
 
-from elasmo.serve.openai_errors import overloaded
+from elasmo.serve.openai_errors import invalid_request, overloaded
 
 
 class Admission:
@@ -30,8 +30,11 @@ class Admission:
         """Holds `completions` places.
 
         Raises:
-            ApiError: 503 with Retry-After, the mean duration of the latest requests (1 to 30 s).
+            ApiError: 503 with Retry-After, the mean duration of the latest requests (1 to 30 s); 400 for more than
+                could ever be admitted.
         """
+        if completions > self.limit:
+            raise invalid_request(f"n is {completions}; this server runs at most serve.max_queue={self.limit}.", "n")
         if self.in_flight + completions > self.limit:
             self.refused += 1
             retry_after_s = min(30.0, max(1.0, sum(self._seconds) / len(self._seconds)))

@@ -20,7 +20,7 @@ from elasmo.serve.deadline import Deadline
 from elasmo.serve.decode_loop import Admit, DecodeLoop, Event, Failed
 from elasmo.serve.load_engine import load_engine
 from elasmo.serve.token_buffer import TokenBuffer
-from elasmo.serve.tokens import KVLost, TokenBatch
+from elasmo.serve.tokens import KVLost, Problem, TokenBatch
 
 _FAILED_STEPS = 3
 
@@ -29,17 +29,21 @@ class Decode:
     """One engine, run by a `DecodeLoop` thread; this class moves its events onto the replica's event loop."""
 
     def __init__(self, published: str, config: ServeConfig) -> None:
-        self._loaded = load_engine(published, config.engine)
+        loaded = load_engine(published, config.engine)
+        self._expected = {
+            "model_hash": loaded.published.model_hash,
+            "processor_hash": loaded.published.processor.fingerprint(),
+        }
         self._coalesce_s = config.coalesce_ms / 1000
         self._buffers: dict[str, TokenBuffer] = {}
         self._event_loop: asyncio.AbstractEventLoop | None = None
         self._kv_bytes = 0
-        self._loop = DecodeLoop(self._loaded.engine, self._deliver)
+        self._loop = DecodeLoop(loaded.engine, self._deliver)
 
     async def decode(
         self, kv: Sequence[ray.ObjectRef], params: SamplingParams, sent: tuple[int, ...], timeout_s: float
-    ) -> AsyncGenerator[TokenBatch, None]:
-        """The sequence's tokens after `sent`. Closing or cancelling it frees the sequence's pages.
+    ) -> AsyncGenerator[TokenBatch | Problem, None]:
+        """The sequence's tokens after `sent`, or, as the last item, what kept it from going on. Closing or cancelling it frees the sequence's pages.
 
         Args:
             kv: one reference, in a list so that it arrives as a reference.
@@ -48,20 +52,21 @@ class Decode:
             timeout_s: what is left of the request's deadline.
 
         Raises:
-            KVLost: the KV is gone or is not of the model served here.
-            RequestRefused: it can never run here.
-            ReplicaFailed: the engine failed.
             DeadlineExceeded: the deadline passed.
         """
         self._event_loop = asyncio.get_running_loop()
         deadline = Deadline(timeout_s)
         request_id = uuid.uuid4().hex
-        payload = await ray_adapter.read(kv[0], deadline)
         try:
+            payload = await ray_adapter.read(kv[0], deadline)
+            if isinstance(payload, Problem):
+                yield payload
+                return
             verify(payload.envelope, **self._expected)
-        except KVMismatchError as error:
-            # Not the request's fault: a prefill of this model makes KV that fits.
-            raise KVLost(str(error)) from None
+        except (KVLost, KVMismatchError) as error:
+            # A mismatch is not the request's fault either: a prefill of this model makes KV that fits.
+            yield Problem("kv lost", str(error))
+            return
         kv_bytes = sum(layer.nbytes for layer in payload.layers)
         self._kv_bytes += kv_bytes
         buffer = TokenBuffer(len(sent), self._coalesce_s, kv_bytes)
@@ -71,9 +76,9 @@ class Decode:
         del payload
         try:
             while True:
-                batch = await deadline.within(buffer.take(), "the next token")
-                yield batch
-                if batch.finish is not None:
+                item = await deadline.within(buffer.take(), "the next token")
+                yield item
+                if isinstance(item, Problem) or item.finish is not None:
                     return
         finally:
             del self._buffers[request_id]
@@ -102,6 +107,6 @@ class Decode:
             if buffer is None:
                 continue  # its stream is closed; the abort is under way
             if isinstance(event, Failed):
-                buffer.fail(event.error)
+                buffer.fail(event.problem)
             else:
                 buffer.push(event.token, event.finish)

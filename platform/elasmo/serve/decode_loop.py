@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from elasmo.engine.contract import Engine, EngineFull, EngineStats, StepOutput
 from elasmo.engine.kv import KVCachePayload
 from elasmo.engine.sampling import SamplingParams
-from elasmo.serve.tokens import ReplicaFailed, RequestRefused
+from elasmo.serve.tokens import Problem
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class Failed:
     """A sequence that ended without a finish reason."""
 
     request_id: str
-    error: Exception
+    problem: Problem
 
 
 Event = StepOutput | Failed
@@ -126,12 +126,14 @@ class DecodeLoop:
                 if self._running:
                     break
                 # An empty engine has no room for it: no other sequence will ever make some.
-                events.append(Failed(admit.request_id, RequestRefused(str(error))))
+                events.append(Failed(admit.request_id, Problem("refused", str(error))))
             except ValueError as error:
-                events.append(Failed(admit.request_id, RequestRefused(str(error))))
+                events.append(Failed(admit.request_id, Problem("refused", str(error))))
             except Exception as error:
                 logger.exception("admitting %s failed", admit.request_id)
-                events.append(Failed(admit.request_id, ReplicaFailed(f"the engine could not admit it: {error}")))
+                events.append(
+                    Failed(admit.request_id, Problem("replica failed", f"the engine could not admit it: {error}"))
+                )
             else:
                 self._running.add(admit.request_id)
             self._waiting.popleft()
@@ -152,6 +154,6 @@ class DecodeLoop:
         events: list[Event] = []
         for request_id in sorted(self._running):
             self._engine.abort(request_id)
-            events.append(Failed(request_id, ReplicaFailed(f"a decode step failed: {error}")))
+            events.append(Failed(request_id, Problem("replica failed", f"a decode step failed: {error}")))
         self._running.clear()
         return events

@@ -11,7 +11,7 @@ from elasmo.engine.sampling import SamplingParams
 from elasmo.model.batch import Encoded
 from elasmo.serve import ray_adapter
 from elasmo.serve.deadline import Deadline
-from elasmo.serve.tokens import TokenBatch
+from elasmo.serve.tokens import Problem, TokenBatch
 
 
 class ReplicaPools:
@@ -37,6 +37,8 @@ class ReplicaPools:
         )
         try:
             async for item in items:
+                if isinstance(item, Problem):
+                    raise item.exception()
                 yield item
         finally:
             await items.aclose()

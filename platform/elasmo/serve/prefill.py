@@ -13,7 +13,7 @@ from elasmo.engine.sampling import SamplingParams
 from elasmo.model.batch import Encoded
 from elasmo.serve.deadline import Deadline
 from elasmo.serve.load_engine import load_engine
-from elasmo.serve.tokens import RequestRefused
+from elasmo.serve.tokens import Problem
 
 
 class Prefill:
@@ -26,18 +26,17 @@ class Prefill:
         self._prompts = 0
         self._tokens = 0
 
-    async def prefill(self, prompt: Encoded, params: SamplingParams, timeout_s: float) -> KVCachePayload:
-        """The prompt's KV and its first token.
+    async def prefill(self, prompt: Encoded, params: SamplingParams, timeout_s: float) -> KVCachePayload | Problem:
+        """The prompt's KV and its first token, or why the engine will never run the prompt.
 
         Raises:
-            RequestRefused: the engine says the prompt or its parameters can never run.
             DeadlineExceeded: it was not its turn in time; a cancelled call that has not begun never begins.
         """
         run = asyncio.get_running_loop().run_in_executor(self._thread, self._engine.prefill, prompt, params)
         try:
             payload = await Deadline(timeout_s).within(run, "prefill")
         except ValueError as error:
-            raise RequestRefused(str(error)) from None
+            return Problem("refused", str(error))
         self._prompts += 1
         self._tokens += len(prompt.tokens)
         return payload

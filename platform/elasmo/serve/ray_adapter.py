@@ -14,8 +14,8 @@ import ray
 from ray.exceptions import ObjectLostError, RayActorError, RayError, RayTaskError
 from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 
-from elasmo.serve.deadline import Deadline, DeadlineExceeded
-from elasmo.serve.tokens import KVLost, ReplicaFailed, RequestRefused
+from elasmo.serve.deadline import Deadline
+from elasmo.serve.tokens import KVLost, ReplicaFailed
 
 
 async def call_by_reference(
@@ -52,7 +52,7 @@ async def stream_items(
 
     Raises:
         DeadlineExceeded: an item did not come in time.
-        ReplicaFailed, KVLost, RequestRefused: as the replica raised them, or for Ray's own errors.
+        ReplicaFailed: the replica died or raised.
     """
     response = handle.options(method_name=method, stream=True, _by_reference=True).remote(*arguments)
     assert isinstance(response, DeploymentResponseGenerator)
@@ -66,7 +66,7 @@ async def stream_items(
         done = True
     except RayError as error:
         done = True
-        raise _failure(error) from error
+        raise ReplicaFailed("the replica died" if isinstance(error, RayActorError) else first_line(error)) from error
     finally:
         if not done:
             response.cancel()
@@ -77,14 +77,11 @@ async def read(ref: ray.ObjectRef, deadline: Deadline) -> Any:
 
     Raises:
         KVLost: the bytes or their owner are gone, or the call that was to make them failed.
-        RequestRefused: the call that was to make them refused the request.
         DeadlineExceeded: they did not arrive in time.
     """
     try:
         return await deadline.within(ref, "KV to arrive")
     except RayTaskError as error:
-        if isinstance(error.cause, RequestRefused):
-            raise error.cause from None
         raise KVLost(f"prefill failed: {first_line(error)}") from error
     except RayActorError as error:
         raise KVLost("the prefill replica died before it answered") from error
@@ -99,17 +96,6 @@ def first_line(error: BaseException) -> str:
     cause = error.cause if isinstance(error, RayTaskError) else error
     text = str(cause).strip()
     return text.splitlines()[0] if text else type(cause).__name__
-
-
-def _failure(error: RayError) -> Exception:
-    if isinstance(error, RayTaskError):
-        cause = error.cause
-        if isinstance(cause, KVLost | ReplicaFailed | RequestRefused | DeadlineExceeded):
-            return cause
-        return ReplicaFailed(f"the decode replica failed: {first_line(error)}")
-    if isinstance(error, RayActorError):
-        return ReplicaFailed("the decode replica died")
-    return ReplicaFailed(first_line(error))
 
 
 async def _ready(ref: ray.ObjectRef) -> None:

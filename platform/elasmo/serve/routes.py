@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
@@ -17,16 +17,23 @@ from elasmo.serve.openai_protocol import ModelCard, ModelList
 from elasmo.serve.sse import HEADERS, MEDIA_TYPE
 
 
-class EventStream(StreamingResponse):
-    """A completion as server-sent events; the completion is closed however the response ends."""
+class EventStream(Response):
+    """A completion as server-sent events; the completion is closed however the response ends.
+
+    Not Starlette's StreamingResponse: that waits for a disconnect by itself, while Serve already cancels the request.
+    """
 
     def __init__(self, completion: Completion) -> None:
-        super().__init__(completion.events(), media_type=MEDIA_TYPE, headers={**HEADERS, "x-request-id": completion.id})
+        super().__init__(media_type=MEDIA_TYPE, headers={**HEADERS, "x-request-id": completion.id})
+        del self.headers["content-length"]
         self._completion = completion
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await super().__call__(scope, receive, send)
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            async for event in self._completion.events():
+                await send({"type": "http.response.body", "body": event, "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
             await self._completion.close()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from elasmo.serve.tokens import Finish, TokenBatch
+from elasmo.serve.tokens import Finish, Problem, TokenBatch
 
 
 class TokenBuffer:
@@ -22,7 +22,7 @@ class TokenBuffer:
         self._kv_bytes = kv_bytes
         self._tokens: list[int] = []
         self._finish: Finish | None = None
-        self._error: Exception | None = None
+        self._problem: Problem | None = None
         self._first = True
         self._ready = asyncio.Event()
         self._ended = asyncio.Event()
@@ -35,18 +35,14 @@ class TokenBuffer:
         if finish is not None:
             self._ended.set()
 
-    def fail(self, error: Exception) -> None:
-        """Ends the sequence: the waiting or next `take` raises."""
-        self._error = error
+    def fail(self, problem: Problem) -> None:
+        """Ends the sequence early."""
+        self._problem = problem
         self._ready.set()
         self._ended.set()
 
-    async def take(self) -> TokenBatch:
-        """All tokens that are ready, at least one.
-
-        Raises:
-            Exception: the one given to `fail`, once the tokens before it are taken.
-        """
+    async def take(self) -> TokenBatch | Problem:
+        """All tokens that are ready, at least one; once none are left of a sequence that failed, its problem."""
         await self._ready.wait()
         if not self._first and self._coalesce_s and not self._ended.is_set():
             try:
@@ -54,13 +50,13 @@ class TokenBuffer:
                     await self._ended.wait()
             except TimeoutError:
                 pass
-        if self._error is not None and not self._tokens:
-            raise self._error
+        if self._problem is not None and not self._tokens:
+            return self._problem
         batch = TokenBatch(self._next, tuple(self._tokens), self._finish, self._kv_bytes)
         self._next += len(self._tokens)
         self._tokens.clear()
         self._kv_bytes = 0
         self._first = False
-        if self._error is None:
+        if self._problem is None:
             self._ready.clear()
         return batch

@@ -25,6 +25,25 @@ class TokenBatch:
     kv_bytes: int = 0
 
 
+@dataclass(frozen=True)
+class Problem:
+    """A failure a replica foresaw, sent as a value: raised in a replica, Serve would log it as a defect of the server.
+
+    Attributes:
+        kind: which exception it becomes in the ingress.
+        message: a clause that completes "because ...".
+    """
+
+    kind: Literal["replica failed", "kv lost", "refused"]
+    message: str
+
+    def exception(self) -> ReplicaFailed | KVLost | RequestRefused:
+        """The exception for the ingress to raise."""
+        if self.kind == "refused":
+            return RequestRefused(self.message)
+        return KVLost(self.message) if self.kind == "kv lost" else ReplicaFailed(self.message)
+
+
 class ReplicaFailed(Exception):
     """A replica died, or its engine failed, while it had the request: another one can take over with the same KV."""
 
