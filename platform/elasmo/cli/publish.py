@@ -14,7 +14,7 @@ def publish(
     name: Annotated[str | None, typer.Option(help="Name in /v1/models; the run's when left out.")] = None,
 ) -> None:
     """Publish a checkpoint of a run for serving."""
-    from elasmo.train.publish import publish as publish_run
+    from elasmo.train.publication import publish as publish_run
 
     done = publish_run(run, step, name)
     print(f"published {done.name}, step {done.step}, hash {done.model_hash}")

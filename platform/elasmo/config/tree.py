@@ -173,6 +173,8 @@ class TrainConfig(Section):
     grad_clip: Annotated[float, Field(gt=0)] = 1.0
     dtype: Literal["float32", "bfloat16"] = "float32"
     zero_stage: Literal[0, 1, 2, 3] = 1
+    stop_after: Positive | None = Field(None, description="commit no step beyond this one; the schedule still spans `steps`")
+    report_every: Positive = Field(10, description="steps between `ray.train.report` calls, each a barrier of ~0.2 s")
     eval_every: Positive = 100
     checkpoint_every: Positive = 20
     keep_checkpoints: Positive = 2
@@ -190,6 +192,11 @@ class TrainConfig(Section):
     def slots(self) -> int:
         """Micro-batch slots in a global batch."""
         return self.global_batch // self.micro_batch
+
+    @property
+    def last_step(self) -> int:
+        """Steps committed when the run is done."""
+        return self.steps if self.stop_after is None else min(self.steps, self.stop_after)
 
 
 class EngineConfig(Section):

@@ -74,11 +74,11 @@ def direct(plan: StepPlan, gold: Gold, rank: int, world: int, first_step: int, s
 def from_shard(shard: DataIterator) -> Iterator[SlotRows]:
     """The slots that Ray Data delivers to this rank."""
     for block in shard.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=2):
-        rows = block.to_pylist()
-        if rows:
+        for slot in block.to_pylist():
+            rows = slot["rows"]
             yield SlotRows(
-                rows[0]["step"],
-                rows[0]["slot"],
+                slot["step"],
+                slot["slot"],
                 tuple(row["row_id"] for row in rows),
                 tuple(row["modality"] for row in rows),
                 tuple(Encoded.from_row(row) for row in rows),
@@ -117,7 +117,7 @@ class PlanDataConfig(RayDataConfig):
     def _stream(self, plan: StepPlan, gold: Gold, rank: int, world: int, window: Window) -> Dataset:
         data = self.config.data
         attempt, first_step = window
-        source = PlanSource(plan, rank, world, first_step, self.config.train.steps)
+        source = PlanSource(plan, rank, world, first_step, self.config.train.last_step)
         DataContext.get_current().enable_progress_bars = False
         stream = ray.data.read_datasource(source, override_num_blocks=1, num_cpus=data.decode_cpus).map_batches(
             DecodeSlot,
@@ -129,6 +129,9 @@ class PlanDataConfig(RayDataConfig):
             num_cpus=data.decode_cpus,
         )
         stream.set_name(f"{TRAIN}-attempt{attempt}-rank{rank}")
+        # Ray Data joins small blocks until they reach this size. A slot is one row, and a row is never cut, so with the
+        # smallest size every slot is a block of its own: it flows on as soon as it is made.
+        stream.context.target_max_block_size = 1
         options = stream.context.execution_options
         options.preserve_order = True
         options.resource_limits = ExecutionResources(object_store_memory=data.lookahead_mb << 20)
@@ -136,7 +139,7 @@ class PlanDataConfig(RayDataConfig):
 
 
 class PlanSource(Datasource):
-    """A lazy source that yields one block of row ids for each slot of a rank, from a step on."""
+    """A lazy source that yields one row of row ids for each slot of a rank, from a step on."""
 
     def __init__(self, plan: StepPlan, rank: int, world: int, first_step: int, steps: int) -> None:
         super().__init__()
@@ -163,14 +166,17 @@ class DecodeSlot:
         self.gold = Gold.open(lake, dataset, snapshot)
 
     def __call__(self, block: pa.Table) -> pa.Table:
-        places = block.to_pylist()
-        rows = self.gold.read([place["row_id"] for place in places])
         return pa.Table.from_pylist(
             [
-                {**place, "modality": row.modality, **row.encoded.to_row()}
-                for place, row in zip(places, rows, strict=True)
+                {"step": slot["step"], "slot": slot["slot"], "rows": self._read(slot["row_ids"])}
+                for slot in block.to_pylist()
             ]
         )
+
+    def _read(self, row_ids: list[int]) -> list[dict[str, Any]]:
+        return [
+            {"row_id": row.row_id, "modality": row.modality, **row.encoded.to_row()} for row in self.gold.read(row_ids)
+        ]
 
 
 def _rank_slots(plan: StepPlan, rank: int, world: int, first_step: int, steps: int) -> Iterator[Slot]:
@@ -179,11 +185,10 @@ def _rank_slots(plan: StepPlan, rank: int, world: int, first_step: int, steps: i
 
 
 def _slot_block(slot: Slot) -> pa.Table:
-    rows = len(slot.row_ids)
     return pa.table(
         {
-            "step": pa.array([slot.step] * rows, pa.int64()),
-            "slot": pa.array([slot.slot] * rows, pa.int32()),
-            "row_id": pa.array(slot.row_ids, pa.int64()),
+            "step": pa.array([slot.step], pa.int64()),
+            "slot": pa.array([slot.slot], pa.int32()),
+            "row_ids": pa.array([slot.row_ids], pa.list_(pa.int64())),
         }
     )

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from elasmo.train.fit import RunResult, TrainError, fit
-    from elasmo.train.publish import Publication, publish
+    from elasmo.train.driver import RunResult, TrainError, fit
+    from elasmo.train.publication import Publication, publish
 
 __all__ = ["Publication", "RunResult", "TrainError", "fit", "publish"]
 
@@ -16,9 +16,9 @@ def __getattr__(name: str) -> Any:
     if name in ("RunResult", "TrainError", "fit"):
         import importlib
 
-        return getattr(importlib.import_module("elasmo.train.fit"), name)
+        return getattr(importlib.import_module("elasmo.train.driver"), name)
     if name in ("Publication", "publish"):
         import importlib
 
-        return getattr(importlib.import_module("elasmo.train.publish"), name)
+        return getattr(importlib.import_module("elasmo.train.publication"), name)
     raise AttributeError(f"module 'elasmo.train' has no attribute {name!r}")

@@ -84,16 +84,18 @@ class Rank:
         """Trains from the restored step to the last."""
         train = self.config.train
         stream = self._stream()
-        for step in range(self.start_step, train.steps):
+        for step in range(self.start_step, train.last_step):
             report = self._step(step, stream)
             self.state.rank_step.remote(self.attempt, self.rank, report)
-            ray.train.report({"step": report.step, **_scalars(report)})
             done = step + 1
+            last = done == train.last_step
             best = False
-            if done % train.eval_every == 0 or done == train.steps:
+            if last or done % train.eval_every == 0:
                 best = self._evaluate(done)
-            if best or done % train.checkpoint_every == 0 or done == train.steps:
+            if last or best or done % train.checkpoint_every == 0:
                 self._save(done, best)
+            if last or done % train.report_every == 0:
+                ray.train.report({"step": done, **_scalars(report)})
         ray.get(self.state.progress.remote(), timeout=run_state.CALL_TIMEOUT_S)  # every report before it is written
 
     def _begin(self) -> tuple[int, int, str | None]:
@@ -119,7 +121,7 @@ class Rank:
 
     def _stream(self) -> Iterator[SlotRows]:
         if self.config.data.engine == "direct":
-            steps = self.config.train.steps
+            steps = self.config.train.last_step
             return direct(self.plan, self.gold, self.rank, self.world, self.start_step, steps)
         return from_shard(ray.train.get_dataset_shard(TRAIN))
 

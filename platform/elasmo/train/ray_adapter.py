@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import ray
@@ -116,13 +116,25 @@ class FailFastOnUserErrors(DefaultFailurePolicy):
 
 def user_error(error: BaseException | None) -> str | None:
     """The sentence of a user's mistake somewhere in a chain of wrapped errors, None if there is none."""
-    seen = 0
-    while error is not None and seen < 10:
-        if type(error).__name__ in FATAL_ERRORS or any(base.__name__ in FATAL_ERRORS for base in type(error).__mro__):
-            return str(error.args[0]) if error.args else str(error)
-        error = getattr(error, "cause", None) or error.__cause__
-        seen += 1
+    for link in _chain(error):
+        for failure in (link, *getattr(link, "worker_failures", {}).values()):
+            if any(kind.__name__ in FATAL_ERRORS for kind in type(failure).__mro__):
+                return str(failure.args[0]) if failure.args else str(failure)
     return None
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """An error and what it wraps, in Ray's manners and Python's; cut off where it goes round."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        inner = getattr(error, "cause", None) or getattr(error, "health_check_failure", None) or error.__cause__
+        error = inner if isinstance(inner, BaseException) else None
+
+
+def _is_death(error: BaseException) -> bool:
+    return isinstance(error, ray.exceptions.RayActorError | ray.exceptions.NodeDiedError)
 
 
 class PhaseCallback(ControllerCallback, WorkerGroupCallback):
@@ -148,7 +160,7 @@ class PhaseCallback(ControllerCallback, WorkerGroupCallback):
 
 def _dead_ranks(error: Any) -> list[int]:
     failures = getattr(error, "worker_failures", {})
-    return [rank for rank, failure in failures.items() if isinstance(failure, ray.exceptions.RayActorError)]
+    return [rank for rank, failure in failures.items() if any(_is_death(link) for link in _chain(failure))]
 
 
 def _reason(error: Any) -> str:

@@ -86,7 +86,7 @@ def fit(
         run_folder.write_summary(folder, world_sizes=progress["worlds"], attempts=progress["attempts"])
         ray.get(state.close.remote(), timeout=run_state.CALL_TIMEOUT_S)
         ray.kill(state)
-    check = run_folder.check_receipts(folder, make_plan(config, gold), config.train.steps)
+    check = run_folder.check_receipts(folder, make_plan(config, gold), config.train.last_step)
     evaluations = run_folder.events(folder, "eval")
     seconds = time.time() - started
     run_folder.write_summary(
@@ -133,7 +133,7 @@ def _trainer(config: Config, run_id: str, folder: Path) -> ray_adapter.ElasticTr
     return ray_adapter.ElasticTrainer(
         train_loop,
         train_loop_config={"settings": LoopSettings(config, run_id, str(folder))},
-        backend_config=ray_adapter.torch_config(workers),
+        torch_config=ray_adapter.torch_config(workers),
         scaling_config=ray_adapter.scaling_config(workers),
         run_config=RunConfig(
             name=run_id,
