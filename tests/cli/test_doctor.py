@@ -51,6 +51,15 @@ def test_a_busy_port_is_seen(tmp_path: Path) -> None:
     assert port in facts.busy_ports
 
 
+def test_only_a_ray_cluster_that_answers_counts_as_running(tmp_path: Path) -> None:
+    config = load(overrides=[f"train.storage={tmp_path}"])
+    (tmp_path / "ray").mkdir()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        (tmp_path / "ray" / "ray_current_cluster").write_text(f"127.0.0.1:{server.getsockname()[1]}")
+        assert gather(config, {"RAY_TMPDIR": str(tmp_path)}).ray_running
+    assert not gather(config, {"RAY_TMPDIR": str(tmp_path)}).ray_running
+
+
 def test_a_lock_of_a_killed_build_is_seen_with_its_age(tmp_path: Path) -> None:
     lock = tmp_path / "py311_cpu" / "shm_comm" / "lock"
     lock.parent.mkdir(parents=True)

@@ -16,7 +16,7 @@ def doctor(
     config_file: ConfigFile = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the checks as JSON.")] = False,
 ) -> None:
-    """Check this machine: versions, Ray, torch, DeepSpeed, memory, ports; exit 1 if one fails."""
+    """Check this machine, and say how to mend what is wrong."""
     import json
     from dataclasses import asdict
 

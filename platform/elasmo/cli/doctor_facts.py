@@ -50,7 +50,7 @@ def gather(config: Config, env: Mapping[str, str] | None = None) -> Facts:
         build_locks=_build_locks(env),
         ray_temp=str(ray_temp),
         ray_temp_writable=_write_error(ray_temp) is None,
-        ray_running=(ray_temp / "ray_current_cluster").exists(),
+        ray_running=_answers(ray_temp / "ray_current_cluster"),
         ray_token=(Path.home() / ".ray" / "auth_token").exists(),
         object_store_bytes=config.ray.object_store_mb
         * MIB
@@ -141,6 +141,16 @@ def _cores() -> float:
         return min(available, int(quota) / int(period))
     except (OSError, ValueError):
         return available
+
+
+def _answers(address_file: Path) -> bool:
+    """Whether the cluster that `ray start` noted in the file still takes connections; a killed one leaves the file."""
+    try:
+        host, _, port = address_file.read_text().strip().rpartition(":")
+        with socket.create_connection((host, int(port)), timeout=0.5):
+            return True
+    except (OSError, ValueError):
+        return False
 
 
 def _port_is_free(host: str, port: int) -> bool:

@@ -20,7 +20,7 @@ def report(
     ] = None,
     config_file: ConfigFile = None,
 ) -> None:
-    """Write a run's report: losses, time, balance, resizes, lineage, served examples."""
+    """Write a run's report, one HTML page."""
     from elasmo.config import load
     from elasmo.measure.run_folder import find
 
