@@ -66,7 +66,7 @@ class ScriptedPools:
 
 
 def prompt() -> Encoded:
-    return Encoded.from_tokens(np.array([3, 4], np.int32))
+    return Encoded.of_tokens(np.array([3, 4], np.int32), np.zeros(2, np.uint8))
 
 
 async def collect(

@@ -74,9 +74,9 @@ def _data_uri(uri: str, media_type: str, param: str) -> str:
 
 
 def _decode(encoded: str, limit: int, limit_name: str, param: str) -> bytes:
-    size = len(encoded) // 4 * 3
-    if size - 2 > limit:
-        raise too_large(f"{param} holds about {size} bytes; the server's serve.{limit_name} is {limit}.", param)
+    size = len(encoded) * 3 // 4 - encoded[-2:].count("=")
+    if size > limit:
+        raise too_large(f"{param} holds {size} bytes; the server's serve.{limit_name} is {limit}.", param)
     try:
         data = base64.b64decode(encoded.encode("ascii"), validate=True)
     except (binascii.Error, UnicodeEncodeError) as error:

@@ -1,0 +1,66 @@
+"""Prefill and decode in this process: the real engine behind the interface that the ingress uses, without Ray between."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncGenerator
+
+from elasmo.config import EngineConfig
+from elasmo.engine.kv import KVCachePayload
+from elasmo.engine.sampling import SamplingParams
+from elasmo.engine.torch_engine import TorchEngine
+from elasmo.model.batch import Encoded
+from elasmo.model.multimodal import MultimodalDecoder
+from elasmo.model.processor import Processor
+from elasmo.serve.deadline import Deadline
+from elasmo.serve.tokens import ReplicaFailed, TokenBatch
+
+
+class EnginePools:
+    """One engine as both pools, stepped by whichever stream is read.
+
+    Attributes:
+        die_after: decode calls end with ReplicaFailed after so many tokens, one call an entry.
+        hang: decode calls never send a token.
+    """
+
+    def __init__(self, model: MultimodalDecoder, processor: Processor, config: EngineConfig | None = None) -> None:
+        self.engine = TorchEngine(model, processor.fingerprint(), "model", config or EngineConfig())
+        self.die_after: list[int] = []
+        self.hang = False
+        self._tokens: dict[str, list[TokenBatch]] = {}
+
+    async def prefill(self, prompt: Encoded, params: SamplingParams, deadline: Deadline) -> KVCachePayload:
+        return self.engine.prefill(prompt, params)
+
+    async def decode(
+        self, kv: KVCachePayload, params: SamplingParams, sent: tuple[int, ...], deadline: Deadline
+    ) -> AsyncGenerator[TokenBatch, None]:
+        budget = self.die_after.pop(0) if self.die_after else None
+        request_id = uuid.uuid4().hex
+        self._tokens[request_id] = []
+        self.engine.admit(request_id, kv, params, sent)
+        try:
+            while True:
+                if self.hang:
+                    await deadline.within(asyncio.sleep(60), "the next token")
+                await asyncio.sleep(0)
+                if budget == 0:
+                    raise ReplicaFailed("the decode replica died")
+                if not self._tokens[request_id]:
+                    self._step()
+                    continue
+                batch = self._tokens[request_id].pop(0)
+                budget = None if budget is None else budget - 1
+                yield batch
+                if batch.finish is not None:
+                    return
+        finally:
+            del self._tokens[request_id]
+            self.engine.abort(request_id)
+
+    def _step(self) -> None:
+        for output in self.engine.step():
+            batch = TokenBatch(output.index, (output.token,), output.finish)
+            self._tokens[output.request_id].append(batch)
