@@ -82,7 +82,7 @@ def clips(
 ) -> Iterator[tuple[Take, bytes]]:
     """Every take with its WAV file, spoken by a fresh process."""
     command = [sys.executable, __file__, ",".join(languages), ",".join(voices)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    done = subprocess.run(command, capture_output=True)
     if done.returncode:
         raise RuntimeError(f"Speech synthesis failed: {done.stderr.decode().strip().splitlines()[-1]}")
     sound, offset = done.stdout, 0

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Role = Literal["system", "user", "assistant"]
+Split = Literal["train", "heldout"]
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class Draft:
 
     key: str
     turns: tuple[Turn, ...]
-    split: Literal["train", "heldout"] | None = None
+    split: Split | None = None
     concept: str | None = None
     source: Ref | None = None
 

@@ -1,8 +1,8 @@
 """Snapshots of a lake layer: Parquet shards beside a manifest whose hash is the snapshot's name.
 
-Layout: `<lake>/<dataset>/<layer>/<snapshot id>/{manifest.json, *.parquet}`. A snapshot is written to a temporary folder,
-synced, then renamed: it is there whole or not at all. Its id is the first 16 hex digits of the sha256 of the manifest
-without its time of creation, so the same content has the same id wherever and whenever it was written.
+Layout: `<lake>/<dataset>/<layer>/<snapshot id>/{manifest.json, *.parquet}`. A snapshot is written to a temporary
+folder, synced, then renamed: it is there whole or not at all. Its id is the first 16 hex digits of the sha256 of the
+manifest without its time of creation, so the same content has the same id wherever and whenever it was written.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
+from types import ModuleType, TracebackType
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -78,7 +78,7 @@ class Snapshot:
     def read_all(self, table: str, columns: Sequence[str] | None = None) -> pa.Table:
         return pa.concat_tables(self.read(table, columns))
 
-    def bytes(self) -> int:
+    def size_bytes(self) -> int:
         """Bytes of all files but the manifest."""
         return sum(int(file["bytes"]) for file in self._files())
 
@@ -93,7 +93,7 @@ class Snapshot:
         yield from self.manifest["files"]
 
     def _checked(self, file: Mapping[str, Any]) -> bytes:
-        path = self.path / file["file"]
+        path = self.path / str(file["file"])
         mend = "delete the snapshot's folder and run `elasmo ingest` again."
         try:
             content = path.read_bytes()
@@ -211,6 +211,14 @@ def canonical_hash(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
+def code_hash(*modules: ModuleType) -> str:
+    """sha256 over the sources of the modules that make a layer: other code, other result."""
+    digest = hashlib.sha256()
+    for module in modules:
+        digest.update(Path(module.__file__ or "").read_bytes())
+    return digest.hexdigest()
+
+
 def open_snapshot(lake: Path, dataset: str, layer: Layer, snapshot: str) -> Snapshot:
     """The snapshot `snapshot` of a layer, its manifest checked.
 
@@ -256,6 +264,9 @@ def recall(lake: Path, dataset: str, layer: Layer, fingerprint: str) -> Snapshot
     try:
         snapshot = open_snapshot(lake, dataset, layer, path.read_text().strip())
         snapshot.verify()
+        quarantine = snapshot.details.get("quarantine")
+        if quarantine is not None:
+            open_snapshot(lake, dataset, "quarantine", quarantine).verify()
     except SnapshotError:
         return None
     return snapshot

@@ -1,0 +1,82 @@
+"""Bronze: rows as their source has them, scalars as text and media as bytes, with the hashes of what they came from."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from elasmo.data.contract import Contract
+from elasmo.data.manifest import Snapshot, SnapshotWriter, canonical_hash, code_hash
+from elasmo.data.source import Row, Source
+
+SHARD_ROWS, SHARD_BYTES = 2048, 32 << 20
+
+
+class ShardBuffer:
+    """Collects rows of one table and writes a shard whenever it is full."""
+
+    def __init__(self, writer: SnapshotWriter, table: str, schema: pa.Schema) -> None:
+        self.writer = writer
+        self.table = table
+        self.schema = schema
+        self._rows: list[Mapping[str, Any]] = []
+        self._bytes = 0
+        writer.declare(table, schema)
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        self._rows.append(row)
+        self._bytes += sum(len(value) for value in row.values() if isinstance(value, bytes | str))
+        if len(self._rows) >= SHARD_ROWS or self._bytes >= SHARD_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Writes what is left."""
+        if self._rows:
+            self.writer.add(self.table, pa.Table.from_pylist(self._rows, self.schema))
+        self._rows, self._bytes = [], 0
+
+
+def bronze_fingerprint(contract: Contract, source: Source, described: Mapping[str, Mapping[str, str]]) -> str:
+    """Hash of everything that bronze is computed from."""
+    code = code_hash(sys.modules[__name__], sys.modules[type(source).__module__])
+    return canonical_hash([code, contract.name, described])
+
+
+def write_bronze(
+    lake: Path, contract: Contract, source: Source, described: Mapping[str, Mapping[str, str]]
+) -> Snapshot:
+    """Lands the source. `described` is the source's `describe()`; the manifest keeps it with the licences.
+
+    Raises:
+        SourceError: the source cannot be read.
+    """
+    licences = [licence.model_dump() for licence in contract.licences]
+    details = {"title": contract.title, "source": contract.source, "licences": licences, **described}
+    with SnapshotWriter(lake, contract.name, "bronze", details=details) as writer:
+        buffers = {}
+        for table in source.tables:
+            columns = source.landed(table)
+            schema = pa.schema([(name, pa.binary() if binary else pa.string()) for name, binary in columns.items()])
+            buffers[table] = ShardBuffer(writer, table, schema)
+        for table, row in source.land():
+            buffers[table].append(_as_landed(row, buffers[table].schema))
+        for buffer in buffers.values():
+            buffer.flush()
+    return writer.snapshot
+
+
+def _as_landed(row: Row, schema: pa.Schema) -> dict[str, Any]:
+    return {column.name: _text(row.get(column.name), column.type) for column in schema}
+
+
+def _text(value: Any, kind: pa.DataType) -> str | bytes | None:
+    if value is None or isinstance(value, str):
+        return value if value is None or pa.types.is_string(kind) else value.encode()
+    if isinstance(value, bytes):
+        return value if pa.types.is_binary(kind) else value.decode(errors="replace")
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,140 @@
+"""Ingestion: from a dataset folder to a gold snapshot. The same input gives the same snapshots and is not redone."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from elasmo.config import Config
+from elasmo.data.bronze import bronze_fingerprint, write_bronze
+from elasmo.data.contract import load_contract
+from elasmo.data.files import FilesSource
+from elasmo.data.gold_writer import gold_fingerprint, write_gold
+from elasmo.data.manifest import Layer, Snapshot, mark_latest, recall, remember
+from elasmo.data.quarantine import Refusal, read_quarantine
+from elasmo.data.recipe import RecipeSource
+from elasmo.data.silver import Silver, silver_fingerprint, write_silver
+from elasmo.data.source import Source
+
+
+@dataclass(frozen=True)
+class LayerResult:
+    """A layer that stands.
+
+    Attributes:
+        layer: bronze, silver or gold.
+        snapshot: its id.
+        rows: rows of each table.
+        bytes: size of its files.
+        seconds: time it took, hashing included.
+        reused: whether it stood before and was only verified.
+    """
+
+    layer: Layer
+    snapshot: str
+    rows: dict[str, int]
+    bytes: int
+    seconds: float
+    reused: bool
+
+
+@dataclass(frozen=True)
+class IngestResult:
+    """What an ingestion left in the lake.
+
+    Attributes:
+        dataset: its name.
+        lake: where the layers lie.
+        layers: bronze, silver, gold.
+        refused: rows in quarantine, of both steps.
+        modalities: gold rows of each (split, modality).
+        seconds: wall time.
+    """
+
+    dataset: str
+    lake: Path
+    layers: tuple[LayerResult, ...]
+    refused: tuple[Refusal, ...]
+    modalities: dict[str, dict[str, int]]
+    seconds: float
+
+    @property
+    def gold(self) -> str:
+        """Id of the gold snapshot."""
+        return self.layers[-1].snapshot
+
+    @property
+    def counts(self) -> dict[str, dict[str, int]]:
+        """Rows of each table of each layer."""
+        return {layer.layer: layer.rows for layer in self.layers}
+
+    @property
+    def reasons(self) -> Counter[str]:
+        """Refused rows by table and the head of their reason."""
+        return Counter(f"{refusal.table}: {refusal.reason.split(';')[0]}" for refusal in self.refused)
+
+
+Progress = Callable[[Layer, LayerResult | None], None]
+"""Told (layer, None) when a layer begins and (layer, result) when it stands."""
+
+
+def ingest(config: Config, dataset_dir: str | Path | None = None, progress: Progress | None = None) -> IngestResult:
+    """Ingests a dataset folder (`data.dataset` when None) into `data.lake`.
+
+    Bad rows go to the quarantine. Layers whose input has not changed are verified by hash and kept.
+
+    Raises:
+        ContractError: no folder, no contract, or a contract that cannot be used.
+        SourceError: the recipe or the rows file cannot be read.
+        GoldBuildError: no sample is left, or the model config does not fit the data.
+    """
+    start = time.perf_counter()
+    folder = Path(dataset_dir if dataset_dir is not None else config.data.dataset)
+    contract = load_contract(folder)
+    source: Source = RecipeSource(folder, contract) if contract.source == "recipe" else FilesSource(folder, contract)
+    lake = Path(config.data.lake)
+    limits = contract.media.limits(config.data.limits)
+    results: list[LayerResult] = []
+
+    def layer(name: Layer, fingerprint: str, write: Callable[[], Snapshot]) -> Snapshot:
+        if progress is not None:
+            progress(name, None)
+        began = time.perf_counter()
+        standing = recall(lake, contract.name, name, fingerprint)
+        snapshot = standing or write()
+        if standing is None:
+            remember(snapshot, fingerprint)
+        mark_latest(snapshot)
+        seconds = time.perf_counter() - began
+        result = LayerResult(name, snapshot.id, snapshot.tables(), snapshot.size_bytes(), seconds, standing is not None)
+        results.append(result)
+        if progress is not None:
+            progress(name, result)
+        return snapshot
+
+    described = source.describe()
+    bronze = layer(
+        "bronze",
+        bronze_fingerprint(contract, source, described),
+        lambda: write_bronze(lake, contract, source, described),
+    )
+    silver = layer(
+        "silver",
+        silver_fingerprint(bronze, contract, limits),
+        lambda: write_silver(lake, bronze, contract, source, limits),
+    )
+    gold = layer(
+        "gold",
+        gold_fingerprint(silver, contract, config, limits),
+        lambda: write_gold(lake, Silver(silver, source), contract, source, config, limits),
+    )
+    refused = [
+        refusal
+        for snapshot in (silver, gold)
+        for refusal in read_quarantine(lake, contract.name, snapshot.details["quarantine"])
+    ]
+    modalities = gold.details["rows_by_modality"]
+    return IngestResult(contract.name, lake, tuple(results), tuple(refused), modalities, time.perf_counter() - start)
