@@ -163,9 +163,13 @@ def test_lineage_versions_figures_and_commands_are_printed(page: Page) -> None:
         assert words in page.text
 
 
+def test_lineage_that_is_not_known_says_why(run: Path) -> None:
+    assert "Not known: the lake is gone." in Page(render(read(run), Lineage(problem="the lake is gone."))).text
+
+
 def test_a_run_that_only_started_has_a_page_without_numbers(tmp_path: Path) -> None:
     (tmp_path / "log.jsonl").write_text('{"event": "attempt", "attempt": 1, "time": 1.0, "world": 2}\n{"eve')
-    page = Page(render(read(tmp_path)))
+    page = Page(render(read(tmp_path), Lineage()))
     assert "No step was committed." in page.text
     assert "1 line(s) cut short" in page.text
     assert [tag for tag, _ in page.tags if tag == "svg"] == []
@@ -173,4 +177,6 @@ def test_a_run_that_only_started_has_a_page_without_numbers(tmp_path: Path) -> N
 
 def test_a_single_step_makes_a_page(tmp_path: Path) -> None:
     (tmp_path / "log.jsonl").write_text('{"event": "step", "step": 1, "time": 1.0, "loss": 2.5}\n')
-    assert Page(render(read(tmp_path))).chart("Loss per modality")["all"] == [pytest.approx((1, 2.5), abs=0.01)]
+    assert Page(render(read(tmp_path), Lineage())).chart("Loss per modality")["all"] == [
+        pytest.approx((1, 2.5), abs=0.01)
+    ]

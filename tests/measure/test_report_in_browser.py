@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from elasmo.measure.report import render
+from elasmo.measure.report import Lineage, render
 from elasmo.measure.run_folder import read
 
 FLAGS = (
@@ -33,7 +33,7 @@ FRAME = """<body><iframe src="report.html" style="width:{width}px;height:800px;b
 
 @pytest.fixture
 def site(run: Path) -> Iterator[tuple[Path, str]]:
-    (run / "report.html").write_text(render(read(run), commands=[("Serve it", "elasmo serve")]), encoding="utf-8")
+    (run / "report.html").write_text(render(read(run), Lineage(), [("Serve it", "elasmo serve")]), encoding="utf-8")
     handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(run))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever)

@@ -10,7 +10,12 @@ import typer
 from elasmo.cli.options import ConfigFile
 
 if TYPE_CHECKING:
+    from elasmo.data.gold import Gold
+    from elasmo.data.lineage import Lineage as Chain
+    from elasmo.measure.report import Lineage, LineageLayer, LineageRow
     from elasmo.measure.run_folder import RunFolder
+
+ROWS_OF_EACH_MODALITY = 2
 
 
 def report(
@@ -33,7 +38,7 @@ def write(run: Path, out: Path | None = None) -> Path:
     from elasmo.measure.run_folder import read
 
     folder = read(run)
-    page = render(folder, commands=commands(folder))
+    page = render(folder, lineage_of(folder), commands(folder))
     path = out or run / "report.html"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(page, encoding="utf-8")
@@ -54,3 +59,46 @@ def commands(folder: RunFolder) -> list[tuple[str, str]]:
         lines.append(("See its curves in TensorBoard", f"tensorboard --logdir {path}/tensorboard"))
     lines.append(("Write this page again", f"elasmo report {path}"))
     return lines
+
+
+def lineage_of(folder: RunFolder) -> Lineage:
+    """The chain of snapshots that the run's gold was made from, read from the lake that run.json names."""
+    from elasmo.data.gold import Gold, GoldError
+    from elasmo.data.lineage import lineage
+    from elasmo.data.manifest import SnapshotError
+    from elasmo.measure.report import Lineage
+
+    named = folder.run.get("gold") or {}
+    if not all(named.get(key) for key in ("lake", "dataset", "snapshot")):
+        return Lineage()
+    try:
+        chain = lineage(named["lake"], named["dataset"], named["snapshot"])
+        rows = _rows(Gold.open(named["lake"], named["dataset"], named["snapshot"]))
+    except (SnapshotError, GoldError) as error:
+        return Lineage(problem=str(error))
+    return Lineage(tuple(_layers(chain)), rows)
+
+
+def _layers(chain: Chain) -> list[LineageLayer]:
+    from elasmo.measure import units
+    from elasmo.measure.report import LineageLayer
+
+    layers = []
+    for node in chain.nodes:
+        facts = [(table, f"{rows:,} rows") for table, rows in node.rows.items()]
+        facts += [("size", units.byte_size(node.bytes)), ("refused rows", str(node.refused)), ("written", node.created)]
+        layers.append(LineageLayer(node.layer, node.snapshot, tuple(facts)))
+    licences = [(str(part["part"]), f"{part['kind']}, {part['licence']}") for part in chain.licences]
+    files = [(name, digest[:12]) for name, digest in {**chain.files, **chain.inputs}.items()]
+    return [*layers, LineageLayer("source", chain.dataset, (*licences, *files))]
+
+
+def _rows(gold: Gold) -> tuple[LineageRow, ...]:
+    """A few held-out rows of each modality with the bronze rows they were made of."""
+    from elasmo.measure.report import LineageRow
+
+    index = gold.index("heldout")
+    chosen: list[int] = []
+    for code in range(len(index.modalities)):
+        chosen += [int(row) for row in index.row_ids[index.modality == code][:ROWS_OF_EACH_MODALITY]]
+    return tuple(LineageRow(f"{row.row_id} ({row.modality})", tuple(row.source)) for row in gold.read(chosen))

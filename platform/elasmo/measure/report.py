@@ -41,10 +41,11 @@ class LineageRow:
 
 @dataclass(frozen=True)
 class Lineage:
-    """Where the run's data came from: its layers, and some rows followed to their sources."""
+    """Where the run's data came from: its layers, and some rows followed to their sources; or why that is not known."""
 
     layers: tuple[LineageLayer, ...] = ()
     rows: tuple[LineageRow, ...] = ()
+    problem: str = ""
 
 
 @dataclass(frozen=True)
@@ -79,14 +80,15 @@ class Example:
     audio: str
     record: list[tuple[str, str]] = field(default_factory=list)
     timing: str = ""
+    origin: str = ""
 
 
-def render(folder: RunFolder, lineage: Lineage | None = None, commands: Sequence[tuple[str, str]] = ()) -> str:
+def render(folder: RunFolder, lineage: Lineage, commands: Sequence[tuple[str, str]] = ()) -> str:
     """The page of a run.
 
     Args:
         folder: what the run left behind.
-        lineage: where its data came from; the section says so when None.
+        lineage: where its data came from.
         commands: (what it does, command line) pairs to go on by hand.
     """
     environment = jinja2.Environment(
@@ -218,7 +220,7 @@ def _examples(served: Sequence[Mapping[str, Any]]) -> list[Example]:
 
 def _example(row: Mapping[str, Any]) -> Example:
     times = [(name, row.get(key)) for name, key in (("TTFT", "ttft_ms"), ("TPOT", "tpot_ms"))]
-    record = row.get("record")
+    record, source = row.get("record"), row.get("source")
     return Example(
         modality=str(row.get("modality", "")),
         question=str(row.get("question", "")),
@@ -230,6 +232,7 @@ def _example(row: Mapping[str, Any]) -> Example:
         record=[(str(key), "–" if value is None else str(value)) for key, value in record.items()]
         if isinstance(record, dict)
         else [],
+        origin=", ".join(map(str, source)) if isinstance(source, list) else "",
         timing=", ".join(f"{name} {value:.0f} ms" for name, value in times if isinstance(value, int | float)),
     )
 
