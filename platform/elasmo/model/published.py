@@ -15,8 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from elasmo.model.multimodal import MultimodalDecoder
-from elasmo.model.processor import Processor
 from pydantic import ValidationError
 
 from elasmo.config import ModelConfig
@@ -30,6 +28,8 @@ from elasmo.model.fragments import (
     parse_manifest,
     write_file,
 )
+from elasmo.model.multimodal import MultimodalDecoder
+from elasmo.model.processor import Processor
 
 FORMAT = 1
 PROCESSOR = "processor"

@@ -1,0 +1,162 @@
+"""Encoded samples in numpy, as streams carry them, and the padded torch batches that the model computes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from elasmo.model.tokenizer import AUDIO, IMAGE, PAD, TABLE
+
+IGNORED = -100
+"""Label of a position that is no target."""
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Tokens that each module processes for one sample, and how many of them are targets."""
+
+    decoder: int
+    vision: int
+    audio: int
+    table: int
+    target: int
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """One sample ready for the model.
+
+    Attributes:
+        tokens: int32 [tokens]; placeholders stand where media embeddings go.
+        loss_mask: uint8 [tokens], 1 where the token is to be predicted.
+        images: uint8 [images, size, size, channels].
+        audio: log-mel float16 [frames, n_mels] for each clip.
+        cell_fields: int16 [cells], field number of each table cell.
+        cell_values: float32 [cells], standardised number, 0 for categories and missing values.
+        cell_categories: int16 [cells], category number from 1; 0 for numbers, -1 for a missing value.
+    """
+
+    tokens: NDArray[np.int32]
+    loss_mask: NDArray[np.uint8]
+    images: NDArray[np.uint8]
+    audio: tuple[NDArray[np.float16], ...]
+    cell_fields: NDArray[np.int16]
+    cell_values: NDArray[np.float32]
+    cell_categories: NDArray[np.int16]
+
+    @classmethod
+    def empty(cls) -> Self:
+        """Two pad tokens, no target, no medium: what a rank runs when it has no slot but must join collectives."""
+        return cls.of_tokens(np.full(2, PAD, np.int32), np.zeros(2, np.uint8))
+
+    @classmethod
+    def of_tokens(cls, tokens: NDArray[np.int32], loss_mask: NDArray[np.uint8]) -> Self:
+        """A sample of text alone."""
+        return cls(
+            tokens,
+            loss_mask,
+            np.zeros((0, 0, 0, 0), np.uint8),
+            (),
+            np.zeros(0, np.int16),
+            np.zeros(0, np.float32),
+            np.zeros(0, np.int16),
+        )
+
+    def costs(self) -> Costs:
+        """Tokens by module; the vision tower's are the placeholders its images fill."""
+        vision, audio, table = (int((self.tokens == token).sum()) for token in (IMAGE, AUDIO, TABLE))
+        # The first token has nothing before it to be predicted from.
+        return Costs(len(self.tokens), vision, audio, table, target=int(self.loss_mask[1:].sum()))
+
+    def to_row(self) -> dict[str, Any]:
+        """The sample as a flat row of bytes and shapes, without loss; `from_row` takes it back."""
+        return {
+            "tokens": self.tokens.tobytes(),
+            "loss_mask": self.loss_mask.tobytes(),
+            "images": self.images.tobytes(),
+            "image_shape": list(self.images.shape),
+            "audio": [clip.tobytes() for clip in self.audio],
+            "audio_mels": self.audio[0].shape[1] if self.audio else 0,
+            "cell_fields": self.cell_fields.tobytes(),
+            "cell_values": self.cell_values.tobytes(),
+            "cell_categories": self.cell_categories.tobytes(),
+        }
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any]) -> Self:
+        """The sample that `to_row` wrote."""
+        return cls(
+            np.frombuffer(row["tokens"], np.int32),
+            np.frombuffer(row["loss_mask"], np.uint8),
+            np.frombuffer(row["images"], np.uint8).reshape(row["image_shape"]),
+            tuple(np.frombuffer(clip, np.float16).reshape(-1, row["audio_mels"]) for clip in row["audio"]),
+            np.frombuffer(row["cell_fields"], np.int16),
+            np.frombuffer(row["cell_values"], np.float32),
+            np.frombuffer(row["cell_categories"], np.int16),
+        )
+
+
+@dataclass
+class Batch:
+    """A micro-batch, padded on the right. Media of all samples are stacked in sample order.
+
+    Attributes:
+        tokens: int64 [batch, seq].
+        labels: int64 [batch, seq], the next token where that is a target, else -100.
+        lengths: int64 [batch].
+        images: uint8 [images, size, size, channels].
+        mel: float32 [clips, frames, n_mels], padded with zeros.
+        mel_lengths: int64 [clips], frames of each clip.
+        cell_fields, cell_values, cell_categories: [cells], as in `Encoded`.
+    """
+
+    tokens: Tensor
+    labels: Tensor
+    lengths: Tensor
+    images: Tensor
+    mel: Tensor
+    mel_lengths: Tensor
+    cell_fields: Tensor
+    cell_values: Tensor
+    cell_categories: Tensor
+
+    def to(self, device: torch.device | str) -> Batch:
+        """The batch on another device."""
+        return Batch(**{field.name: getattr(self, field.name).to(device) for field in fields(self)})
+
+
+def collate(samples: Sequence[Encoded]) -> Batch:
+    """Stacks samples into a batch."""
+    longest = max(len(sample.tokens) for sample in samples)
+    tokens = np.full((len(samples), longest), PAD, np.int64)
+    labels = np.full((len(samples), longest), IGNORED, np.int64)
+    for row, sample in enumerate(samples):
+        count = len(sample.tokens)
+        tokens[row, :count] = sample.tokens
+        labels[row, : count - 1] = np.where(sample.loss_mask[1:], sample.tokens[1:], IGNORED)
+    images = [image for sample in samples for image in sample.images]
+    clips = [clip for sample in samples for clip in sample.audio]
+    mel = np.zeros((len(clips), max((len(c) for c in clips), default=0), clips[0].shape[1] if clips else 0), np.float32)
+    for number, clip in enumerate(clips):
+        mel[number, : len(clip)] = clip
+    return Batch(
+        tokens=torch.from_numpy(tokens),
+        labels=torch.from_numpy(labels),
+        lengths=torch.tensor([len(sample.tokens) for sample in samples]),
+        images=torch.from_numpy(np.stack(images) if images else np.zeros((0, 0, 0, 0), np.uint8)),
+        mel=torch.from_numpy(mel),
+        mel_lengths=torch.tensor([len(clip) for clip in clips], dtype=torch.int64),
+        cell_fields=_join([sample.cell_fields for sample in samples]).long(),
+        cell_values=_join([sample.cell_values for sample in samples]),
+        cell_categories=_join([sample.cell_categories for sample in samples]).long(),
+    )
+
+
+def _join(parts: Sequence[NDArray[Any]]) -> Tensor:
+    return torch.from_numpy(np.concatenate(parts))

@@ -1,0 +1,137 @@
+"""The one model that is trained and served: media towers whose embeddings stand in the decoder's sequence."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from elasmo.config import ModelConfig
+from elasmo.model.attention import Attention, CausalAttention
+from elasmo.model.audio import AudioTower
+from elasmo.model.batch import Batch
+from elasmo.model.decoder import Decoder
+from elasmo.model.processor import TableField
+from elasmo.model.table import TableTower
+from elasmo.model.tokenizer import AUDIO, IMAGE, TABLE
+from elasmo.model.vision import VisionTower
+
+
+class TokenEmbedding(nn.Embedding):
+    """Token embeddings that can also score hidden states against every token, for tied output weights."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Token ids -> embeddings [..., hidden]; hidden states [..., hidden] -> logits [..., vocab].
+
+        One module for both, so that sharding which gathers a module's weights when it is called covers both uses.
+        """
+        return F.linear(x, self.weight) if x.is_floating_point() else super().forward(x)
+
+
+class MultimodalDecoder(nn.Module):
+    """Vision, audio and table towers in front of one token decoder, fused as in LLaVA: media as tokens."""
+
+    def __init__(self, config: ModelConfig, vocab_size: int, table_fields: Sequence[TableField] = ()) -> None:
+        super().__init__()
+        self.config = config
+        self.vocab_size = vocab_size
+        hidden = config.decoder.hidden
+        self.embed_tokens = TokenEmbedding(vocab_size, hidden)
+        self.vision = VisionTower(config.vision, hidden) if config.vision is not None else None
+        self.audio = AudioTower(config.audio, hidden) if config.audio is not None else None
+        has_table = config.table is not None and len(table_fields) > 0
+        self.table = TableTower(config.table, table_fields, hidden) if has_table and config.table else None
+        self.decoder = Decoder(config.decoder)
+        self.lm_head = None if config.decoder.tie_embeddings else nn.Linear(hidden, vocab_size, bias=False)
+
+    def init_weights(self, seed: int) -> None:
+        """Draws every weight from `seed`: matrices with deviation 1/sqrt(fan-in), norms one, biases zero.
+
+        Projections back into the decoder's residual stream are scaled down by its depth (GPT-2's rule).
+        """
+        generator = torch.Generator().manual_seed(seed)
+        depth = 1.0 / math.sqrt(2 * self.config.decoder.layers)
+        with torch.no_grad():
+            for name, parameter in self.named_parameters():
+                if parameter.ndim == 1:
+                    parameter.fill_(1.0 if "norm" in name and name.endswith("weight") else 0.0)
+                    continue
+                embedding = "embed_tokens" in name or "category" in name or "field" in name or "position" in name
+                fan_in = parameter.shape[1] if embedding else parameter[0].numel()
+                scale = depth if name.endswith(("o_proj.weight", "down_proj.weight", "projector.weight")) else 1.0
+                values = torch.randn(parameter.shape, generator=generator)
+                parameter.copy_(values * scale / math.sqrt(fan_in))
+
+    def embed(self, batch: Batch) -> Tensor:
+        """Token embeddings with media embeddings in their places, [batch, seq, hidden].
+
+        In training a tower without input runs once on a zero item with weight 0: every rank then issues the same
+        collectives and every parameter has a gradient, whatever the modalities of its micro-batch.
+        """
+        x: Tensor = self.embed_tokens(batch.tokens)
+        media = (
+            (IMAGE, self.vision, self._images(batch)),
+            (AUDIO, self.audio, self._audio(batch)),
+            (TABLE, self.table, self._cells(batch)),
+        )
+        for token, tower, (present, inputs) in media:
+            if tower is None or not (present or self.training):
+                continue
+            values = tower(*inputs).flatten(0, -2).to(x.dtype)
+            place = (batch.tokens == token)[:, :, None]
+            x = x.masked_scatter(place, values) if present else x + values.sum() * 0.0
+        return x
+
+    def decode(self, embeddings: Tensor, positions: Tensor, attention: Attention) -> Tensor:
+        """Hidden states [batch, seq, hidden] of embeddings at integer positions [batch, seq]."""
+        out: Tensor = self.decoder(embeddings, positions, attention)
+        return out
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Scores [..., vocab] of the next token from hidden states [..., hidden]."""
+        out: Tensor = (self.embed_tokens if self.lm_head is None else self.lm_head)(hidden)
+        return out
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Logits [batch, seq, vocab]."""
+        return self.logits(self._hidden(batch))
+
+    def target_losses(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Cross-entropy float32 [batch, seq], zero where there is no target, and whether the top logit is the target.
+
+        Logits are computed at targets only: most positions are prompts and media.
+        """
+        targets = batch.labels >= 0
+        labels = batch.labels[targets]
+        logits = self.logits(self._hidden(batch)[targets]).float()
+        losses = F.cross_entropy(logits, labels, reduction="none")
+        zeros = torch.zeros(targets.shape, dtype=losses.dtype, device=losses.device)
+        correct = torch.zeros_like(targets)
+        correct[targets] = logits.argmax(dim=-1) == labels
+        # Adding the empty sum keeps a batch without targets connected to every parameter.
+        return zeros.masked_scatter(targets, losses) + logits.sum() * 0.0, correct
+
+    def _hidden(self, batch: Batch) -> Tensor:
+        positions = torch.arange(batch.tokens.shape[1], device=batch.tokens.device).expand_as(batch.tokens)
+        return self.decode(self.embed(batch), positions, CausalAttention())
+
+    def _images(self, batch: Batch) -> tuple[bool, tuple[Tensor, ...]]:
+        if len(batch.images) or self.vision is None:
+            return len(batch.images) > 0, (batch.images,)
+        size, channels = self.vision.config.image_size, self.vision.config.channels
+        return False, (torch.zeros(1, size, size, channels, dtype=torch.uint8, device=batch.tokens.device),)
+
+    def _audio(self, batch: Batch) -> tuple[bool, tuple[Tensor, ...]]:
+        if len(batch.mel) or self.audio is None:
+            return len(batch.mel) > 0, (batch.mel, batch.mel_lengths)
+        device = batch.tokens.device
+        return False, (torch.zeros(1, 4, self.audio.config.n_mels, device=device), torch.full((1,), 4, device=device))
+
+    def _cells(self, batch: Batch) -> tuple[bool, tuple[Tensor, ...]]:
+        cells = (batch.cell_fields, batch.cell_values, batch.cell_categories)
+        if len(batch.cell_fields):
+            return True, cells
+        return False, tuple(cell.new_zeros(1) for cell in cells)
