@@ -177,7 +177,7 @@ def audio_tokens(frames: int) -> int:
 
 
 def fit_image(pixels: NDArray[np.uint8], vision: VisionConfig) -> NDArray[np.uint8]:
-    """Pixels brought to the model's size and channels, uint8 [image_size, image_size, channels]; averaged, not cropped."""
+    """Pixels at the model's size, uint8 [image_size, image_size, channels]: areas averaged, nothing cropped."""
     size = vision.image_size
     same_size = pixels.shape[:2] == (size, size)
     if same_size and pixels.shape[2] == vision.channels:

@@ -1,4 +1,4 @@
-"""A byte-level BPE tokenizer, trained on the dataset's own text; any string round-trips, none becomes a control token."""
+"""A byte-level BPE tokenizer trained on the dataset's text: any string round-trips, none becomes a control token."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SPECIAL_TOKENS = (
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """Trains byte-level BPE (Sennrich et al. 2016, on bytes); the same texts in the same order give the same tokenizer."""
+    """Trains byte-level BPE (Sennrich et al. 2016, on bytes); a function of the texts and their order."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
