@@ -173,7 +173,9 @@ class TrainConfig(Section):
     grad_clip: Annotated[float, Field(gt=0)] = 1.0
     dtype: Literal["float32", "bfloat16"] = "float32"
     zero_stage: Literal[0, 1, 2, 3] = 1
-    stop_after: Positive | None = Field(None, description="commit no step beyond this one; the schedule still spans `steps`")
+    stop_after: Positive | None = Field(
+        None, description="commit no step beyond this one; the schedule still spans `steps`"
+    )
     report_every: Positive = Field(10, description="steps between `ray.train.report` calls, each a barrier of ~0.2 s")
     eval_every: Positive = 100
     checkpoint_every: Positive = 20
@@ -214,6 +216,9 @@ class PoolConfig(Section):
     replicas: Positive = 1
     cpus: Annotated[float, Field(ge=0)] = 0.25
     gpus: Annotated[float, Field(ge=0)] = 0.0
+    resources: dict[str, Annotated[float, Field(gt=0)]] = Field(
+        {}, description="custom Ray resources a replica reserves, to hold the pool to nodes that have them"
+    )
     max_ongoing: Positive = 64
 
 

@@ -73,7 +73,7 @@ def _deployment(replica: type, pool: PoolConfig, max_ongoing: int) -> serve.Depl
         name=replica.__name__.lower(),
         num_replicas=pool.replicas,
         max_ongoing_requests=max_ongoing,
-        ray_actor_options={"num_cpus": pool.cpus, "num_gpus": pool.gpus},
+        ray_actor_options={"num_cpus": pool.cpus, "num_gpus": pool.gpus, "resources": pool.resources},
         **_HEALTH,
         **_SHUTDOWN,
     )
