@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
 from pathlib import Path
@@ -9,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from elasmo.cli.main import main
-from elasmo.cli.report import commands
+from elasmo.cli.report import commands, lineage_of
+from elasmo.config import load
+from elasmo.data.ingest import ingest
 from elasmo.measure.run_folder import read
 
 
@@ -61,3 +64,48 @@ def test_commands_quote_the_path_and_follow_the_runs_state(run: Path) -> None:
     assert ["elasmo", "serve", f"serve.published={run}/published"] in after
     assert ["tensorboard", "--logdir", f"{run}/tensorboard"] in after
     assert not any(command[1] == "publish" for command in after)
+
+
+CONTRACT = """
+name: talk
+title: Small talk
+source: files
+licences: [{part: rows, licence: CC0-1.0, kind: real, origin: written for this test}]
+modalities: [text]
+"""
+
+
+def test_lineage_follows_gold_to_the_files_it_came_from(run: Path, tmp_path: Path) -> None:
+    dataset = tmp_path / "talk"
+    dataset.mkdir()
+    (dataset / "contract.yaml").write_text(CONTRACT)
+    turns = [("user", "Say {}."), ("assistant", "{}")]
+    lines = [
+        {
+            "id": f"row{number}",
+            "split": "heldout" if number % 2 else "train",
+            "messages": [{"role": role, "segments": [{"text": text.format(number)}]} for role, text in turns],
+        }
+        for number in range(8)
+    ]
+    (dataset / "rows.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    lake = tmp_path / "lake"
+    done = ingest(load(overrides=[f"data.lake={lake}", "data.vocab_size=300"]), dataset)
+    gold = {"lake": str(lake), "dataset": str(dataset), "snapshot": done.gold}
+    (run / "run.json").write_text(json.dumps({"gold": gold}))
+
+    found = lineage_of(read(run))
+    assert found.problem == ""
+    assert [layer.name for layer in found.layers] == ["gold", "silver", "bronze", "source"]
+    assert [layer.snapshot for layer in found.layers[:3]] == [layer.snapshot for layer in reversed(done.layers)]
+    assert dict(found.layers[0].facts)["heldout"] == "4 rows"
+    assert dict(found.layers[3].facts)["rows"] == "real, CC0-1.0"
+    assert {source for row in found.rows for source in row.sources} <= {f"rows/rows.jsonl:{n}" for n in range(1, 9)}
+    assert len(found.rows) == 2
+
+    (run / "run.json").write_text(json.dumps({"gold": {**gold, "snapshot": "0" * 16}}))
+    assert "0" * 16 in lineage_of(read(run)).problem
+
+
+def test_a_run_without_gold_has_no_lineage(run: Path) -> None:
+    assert lineage_of(read(run)).layers == ()
