@@ -1,4 +1,4 @@
-"""Prefill and decode in this process: the real engine behind the interface that the ingress uses, without Ray between."""
+"""Prefill and decode in this process: the real engine behind the interface that the ingress uses, without Ray."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The decode thread: sequences join and leave between steps, wait for pages in turn, and fail without taking it along."""
+"""The decode thread: sequences join and leave between steps, wait for pages in turn, and fail without ending it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from elasmo.model.batch import Encoded
 from elasmo.model.sample import Message, Text
 from elasmo.serve.decode_loop import Admit, DecodeLoop, Event, Failed
 from tests.serve.tiny import tiny_model
-from tests.serve.test_routes import LIMITS
+from tests.serve.endpoint import LIMITS
 
 PARAMS = SamplingParams(max_tokens=12, temperature=1.0, seed=3)
 
@@ -81,7 +81,6 @@ def test_replayed_tokens_are_not_told_again(replica: Replica) -> None:
 
 
 def test_a_sequence_without_room_waits_for_another_to_end() -> None:
-    model, processor = tiny_model()
     prompt_tokens = len(Replica().prompt.tokens)
     needed = -(-(prompt_tokens + PARAMS.max_tokens) // 4)
     replica = Replica(blocks=needed + 2)  # room for one sequence, not for two

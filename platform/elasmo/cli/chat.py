@@ -25,7 +25,7 @@ def chat(
     message = user_message(question, image or (), audio or (), None if record is None else parse_record(record))
     parameters = {"max_tokens": max_tokens, "seed": seed, "temperature": temperature}
     answer = Answer()
-    for piece in stream_chat(url, message, answer, model=model or served_model(url), **parameters):
+    for piece in stream_chat(url, message, answer, {"model": model or served_model(url), **parameters}):
         typer.echo(piece, nl=False)
     typer.echo()
     tpot = "" if answer.tpot_ms is None else f", then {answer.tpot_ms:.1f} ms a token"

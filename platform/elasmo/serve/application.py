@@ -15,10 +15,6 @@ from elasmo.serve.ingress import Ingress
 from elasmo.serve.prefill import Prefill
 from elasmo.serve.served_model import read_served_model
 
-# A dead replica is noticed by the request that was on it; this is how soon an idle one is, and how soon it is replaced.
-_HEALTH = {"health_check_period_s": 1.0, "health_check_timeout_s": 10.0}
-_SHUTDOWN = {"graceful_shutdown_wait_loop_s": 0.2, "graceful_shutdown_timeout_s": 10.0}
-
 
 class ServeSetupError(ValueError):
     """The application cannot be built from this configuration."""
@@ -68,12 +64,16 @@ def build(args: Mapping[str, Any]) -> serve.Application:
 
 
 def _deployment(replica: type, pool: PoolConfig, max_ongoing: int) -> serve.Deployment:
-    return serve.deployment(
-        replica,
+    make = serve.deployment(
         name=replica.__name__.lower(),
         num_replicas=pool.replicas,
         max_ongoing_requests=max_ongoing,
         ray_actor_options={"num_cpus": pool.cpus, "num_gpus": pool.gpus, "resources": pool.resources},
-        **_HEALTH,
-        **_SHUTDOWN,
+        # A dead replica is noticed by the request that was on it; this is how soon it is replaced.
+        health_check_period_s=1.0,
+        health_check_timeout_s=10.0,
+        graceful_shutdown_wait_loop_s=0.2,
+        graceful_shutdown_timeout_s=10.0,
     )
+    deployment: serve.Deployment = make(replica)
+    return deployment

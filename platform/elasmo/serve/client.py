@@ -101,9 +101,16 @@ def served_model(url: str, timeout_s: float = 10.0) -> str:
 
 
 def stream_chat(
-    url: str, message: Mapping[str, Any], answer: Answer, timeout_s: float = 120.0, **parameters: Any
+    url: str, message: Mapping[str, Any], answer: Answer, parameters: Mapping[str, Any], timeout_s: float = 120.0
 ) -> Iterator[str]:
     """Pieces of text as they arrive; `answer` collects them and what came with them.
+
+    Args:
+        url: of the endpoint.
+        message: from `user_message`.
+        answer: filled in.
+        parameters: the request's other fields, `model` among them.
+        timeout_s: longest silence of the endpoint.
 
     Raises:
         ChatError: the endpoint refused the request, or failed in the middle of it.

@@ -8,7 +8,7 @@ replica is told which tokens were already sent and recomputes them without sendi
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
@@ -58,7 +58,7 @@ async def generate(
     retries: int,
     attempts: Attempts,
     backoff_s: Callable[[int], float] = lambda failures: min(0.05 * 2**failures, 1.0),
-) -> AsyncIterator[TokenBatch]:
+) -> AsyncGenerator[TokenBatch, None]:
     """Token batches up to the one with a finish reason; `attempts` is filled in on the way.
 
     Raises:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
 import urllib.request
 from types import TracebackType
@@ -89,10 +90,10 @@ class Endpoint:
 
 def _connect(config: Config) -> None:
     if config.ray.address == "local":
-        ray.init(address="local", object_store_memory=config.ray.object_store_mb << 20, logging_level="WARNING")
+        ray.init(address="local", object_store_memory=config.ray.object_store_mb << 20, logging_level=logging.WARNING)
         return
     try:
-        ray.init(address=config.ray.address, logging_level="WARNING")
+        ray.init(address=config.ray.address, logging_level=logging.WARNING)
     except ConnectionError:
         raise ServeSetupError(
             f"ray.address is {config.ray.address!r}, but no Ray cluster answers there; run `ray start --head` "

@@ -6,7 +6,7 @@ from ray.serve.metrics import Counter, Histogram
 
 from elasmo.serve.request_record import RequestRecord
 
-_MILLISECONDS = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 30_000, 60_000]
+_MILLISECONDS: list[float] = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 30_000, 60_000]
 
 
 class Metrics:

@@ -12,7 +12,7 @@ from typing import Any
 
 import ray
 from ray.exceptions import ObjectLostError, RayActorError, RayError, RayTaskError
-from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
+from ray.serve.handle import DeploymentHandle
 
 from elasmo.serve.deadline import Deadline
 from elasmo.serve.tokens import KVLost, ReplicaFailed
@@ -31,10 +31,10 @@ async def call_by_reference(
         ReplicaFailed: no replica took the call.
     """
     # By reference even where Serve is set to its gRPC transport, whose results never reach the object store.
-    response = handle.options(method_name=method, _by_reference=True).remote(*arguments)
+    response: Any = handle.options(method_name=method, _by_reference=True).remote(*arguments)
     done = False
     try:
-        ref = await deadline.within(response._to_object_ref(), f"a replica for {waiting_for}")
+        ref: ray.ObjectRef = await deadline.within(response._to_object_ref(), f"a replica for {waiting_for}")
         await deadline.within(_ready(ref), waiting_for)
         done = True
         return ref
@@ -54,8 +54,7 @@ async def stream_items(
         DeadlineExceeded: an item did not come in time.
         ReplicaFailed: the replica died or raised.
     """
-    response = handle.options(method_name=method, stream=True, _by_reference=True).remote(*arguments)
-    assert isinstance(response, DeploymentResponseGenerator)
+    response: Any = handle.options(method_name=method, stream=True, _by_reference=True).remote(*arguments)
     done = False
     try:
         while True:
@@ -107,7 +106,10 @@ async def _ready(ref: ray.ObjectRef) -> None:
         if not ready.done():
             ready.set_result(None)
 
-    cancel = ref._on_ready(lambda error: loop.call_soon_threadsafe(resolve))
+    def on_ready(error: BaseException | None) -> None:
+        loop.call_soon_threadsafe(resolve)
+
+    cancel = ref._on_ready(on_ready)
     try:
         await ready
     finally:
