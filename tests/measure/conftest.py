@@ -95,7 +95,9 @@ def run(tmp_path: Path) -> Path:
             {"run": "digits-1", "name": "digits", "status": "succeeded", "created": 0, "versions": {"ray": "2.60.0"}}
         )
     )
-    (folder / "best.json").write_text(json.dumps({"step": 12}))
+    (folder / "best.json").write_text(
+        json.dumps({"path": "checkpoints/step-000012", "metric": "mean_accuracy", "value": 0.75})
+    )
     (folder / "demo.json").write_text(json.dumps({"receipts_match_plan": True, "resize": {"steps_redone": 2}}))
     (folder / "served.jsonl").write_text("".join(json.dumps(row) + "\n" for row in served()))
     (folder / "config.yaml").write_text("train:\n  steps: 12\n")

@@ -35,7 +35,13 @@ def test_what_is_not_there_yet_is_empty(tmp_path: Path) -> None:
     folder = read(make(tmp_path / "digits-1"))
     assert (folder.best, folder.demo, folder.served, folder.config) == ({}, {}, [], "")
     assert (folder.published, folder.tensorboard) == (False, False)
-    assert folder.run["status"] == "running"
+    assert folder.run["status"] == "running" and folder.best_step is None
+
+
+def test_the_best_step_is_read_from_the_checkpoints_name(tmp_path: Path) -> None:
+    run = make(tmp_path / "digits-1")
+    (run / "best.json").write_text(json.dumps({"path": "checkpoints/step-000400", "metric": "accuracy", "value": 0.9}))
+    assert read(run).best_step == 400
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:

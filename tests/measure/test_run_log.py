@@ -104,12 +104,15 @@ def test_goodput_accounts_for_the_whole_wall_clock() -> None:
             {"event": "resize", "attempt": 2, "seconds": {"detect": 1, "restore": 4, "first_step": 2, "total": 7}},
             step(2, 121.0, attempt=2, seconds={"step": 2.0}),
             step(3, 123.0, attempt=2, seconds={"step": 2.0}),
+            {"event": "eval", "step": 3, "time": 126.0, "seconds": 3.0},
+            {"event": "checkpoint", "step": 3, "time": 127.0, "seconds": 1.0},
         )
     )
     goodput = log.goodput
-    assert (goodput.wall, goodput.kept, goodput.redone, goodput.recovery) == (23.0, 6.0, 2.0, 5.0)
+    assert (goodput.wall, goodput.kept, goodput.redone, goodput.recovery) == (27.0, 6.0, 2.0, 5.0)
+    assert (goodput.evaluation, goodput.checkpoints) == (3.0, 1.0)
     assert goodput.other == pytest.approx(10.0)
-    assert goodput.fraction == pytest.approx(6 / 23)
+    assert goodput.fraction == pytest.approx(6 / 27)
 
 
 def test_an_empty_log_has_no_goodput_and_no_modalities() -> None:

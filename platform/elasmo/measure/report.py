@@ -18,7 +18,7 @@ from elasmo.measure.run_log import Evaluation, Resize, RunLog
 
 SERVED_OF_EACH_MODALITY = 8
 BASE64 = re.compile(r"[A-Za-z0-9+/=\s]+")
-OTHER = "start, evaluation, checkpoints"
+OTHER = "start and other"
 PHASES = ("detect", "replan", "start", "restore", "first_step")
 
 
@@ -111,7 +111,7 @@ def render(folder: RunFolder, lineage: Lineage, commands: Sequence[tuple[str, st
         status=str(run.get("status") or "unknown"),
         started=_clock(run.get("created")),
         headline=_headline(log),
-        tiles=_tiles(log, folder.best),
+        tiles=_tiles(log, folder.best_step),
         log=log,
         charts={
             "loss": figures.loss_chart(log),
@@ -123,7 +123,7 @@ def render(folder: RunFolder, lineage: Lineage, commands: Sequence[tuple[str, st
         wall_clock=_wall_clock(log),
         contracts=[_contract(resize) for resize in log.resizes],
         evaluations=log.evaluations,
-        best_step=folder.best.get("step"),
+        best_step=folder.best_step,
         balance=_balance(log),
         examples=_examples(folder.served),
         served_total=len(folder.served),
@@ -149,10 +149,10 @@ def _headline(log: RunLog) -> str:
     return f"{len(log.steps)} steps on {workers} in {units.seconds(log.goodput.wall)}: {lost}."
 
 
-def _tiles(log: RunLog, best: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+def _tiles(log: RunLog, best_step: int | None) -> list[tuple[str, str, str]]:
     """Label, figure, footnote."""
     tiles: list[tuple[str, str, str]] = []
-    shown = _best_evaluation(log, best)
+    shown = _best_evaluation(log, best_step)
     if shown is not None:
         tiles += [
             (f"{name}, held out", units.percent(value), f"step {shown.step}") for name, value in shown.accuracy.items()
@@ -165,16 +165,23 @@ def _tiles(log: RunLog, best: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     return tiles
 
 
-def _best_evaluation(log: RunLog, best: Mapping[str, Any]) -> Evaluation | None:
+def _best_evaluation(log: RunLog, best_step: int | None) -> Evaluation | None:
     """The evaluation of the best checkpoint, else the last one."""
     last = log.evaluations[-1] if log.evaluations else None
-    return next((evaluation for evaluation in log.evaluations if evaluation.step == best.get("step")), last)
+    return next((evaluation for evaluation in log.evaluations if evaluation.step == best_step), last)
 
 
 def _wall_clock(log: RunLog) -> list[Segment]:
     goodput = log.goodput
-    parts = [("steps kept", goodput.kept), ("steps redone", goodput.redone), ("recovery", goodput.recovery)]
-    return _bar([*parts, (OTHER, goodput.other)])
+    parts = [
+        ("steps kept", goodput.kept),
+        ("steps redone", goodput.redone),
+        ("recovery", goodput.recovery),
+        ("evaluation", goodput.evaluation),
+        ("checkpoints", goodput.checkpoints),
+        (OTHER, goodput.other),
+    ]
+    return _bar(parts)
 
 
 def _bar(parts: Sequence[tuple[str, float]]) -> list[Segment]:

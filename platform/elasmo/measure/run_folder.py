@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +30,12 @@ class RunFolder:
     served: Sequence[Mapping[str, Any]] = ()
     published: bool = False
     tensorboard: bool = False
+
+    @property
+    def best_step(self) -> int | None:
+        """Step of the checkpoint that best.json names (`checkpoints/step-000400`); None without one."""
+        digits = re.search(r"step-(\d+)$", str(self.best.get("path", "")))
+        return int(digits[1]) if digits else None
 
 
 def find(run: str, storage: Path) -> Path:

@@ -39,6 +39,7 @@ class Evaluation:
     """The held-out split after `step`, each row once."""
 
     step: int
+    time: float = 0.0
     loss: float = float("nan")
     loss_by_modality: Mapping[str, float] = field(default_factory=dict)
     accuracy: Mapping[str, float] = field(default_factory=dict)
@@ -51,6 +52,7 @@ class Checkpoint:
     """A complete checkpoint; `path` is relative to the run folder."""
 
     step: int
+    time: float = 0.0
     path: str = ""
     bytes: int = 0
     seconds: float = 0.0
@@ -89,15 +91,18 @@ class Attempt:
 class Goodput:
     """Where the wall clock went, in seconds: steps kept, steps redone, recovery as the contracts say, and the rest."""
 
-    wall: float
-    kept: float
-    redone: float
-    recovery: float
+    wall: float = 0.0
+    kept: float = 0.0
+    redone: float = 0.0
+    recovery: float = 0.0
+    evaluation: float = 0.0
+    checkpoints: float = 0.0
 
     @property
     def other(self) -> float:
-        """Start, evaluation, checkpoints."""
-        return max(0.0, self.wall - self.kept - self.redone - self.recovery)
+        """The start, and what nothing else accounts for."""
+        known = self.kept + self.redone + self.recovery + self.evaluation + self.checkpoints
+        return max(0.0, self.wall - known)
 
     @property
     def fraction(self) -> float:
@@ -125,16 +130,21 @@ class RunLog:
     @property
     def goodput(self) -> Goodput:
         """Wall clock from the first attempt, or the first step's start, to the last event with a time."""
-        events = [*self.steps, *self.redone]
-        if not events:
-            return Goodput(0.0, 0.0, 0.0, 0.0)
-        starts = [step.time - step.seconds.get("step", 0.0) for step in events]
+        steps = [*self.steps, *self.redone]
+        if not steps:
+            return Goodput()
+        starts = [step.time - step.seconds.get("step", 0.0) for step in steps]
         starts += [attempt.time for attempt in self.attempts if attempt.time > 0]
+        ends = [step.time for step in steps]
+        ends += [evaluation.time for evaluation in self.evaluations]
+        ends += [checkpoint.time for checkpoint in self.checkpoints]
         return Goodput(
-            wall=max(step.time for step in events) - min(starts),
+            wall=max(ends) - min(starts),
             kept=sum(step.seconds.get("step", 0.0) for step in self.steps),
             redone=sum(step.seconds.get("step", 0.0) for step in self.redone),
             recovery=sum(_recovery_s(resize) for resize in self.resizes),
+            evaluation=sum(evaluation.seconds for evaluation in self.evaluations),
+            checkpoints=sum(checkpoint.seconds for checkpoint in self.checkpoints),
         )
 
 
