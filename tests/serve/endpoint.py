@@ -19,7 +19,7 @@ from elasmo.serve.served_model import ServedModel
 from tests.serve.engine_pools import EnginePools
 from tests.serve.tiny import CONFIG, tiny_model
 
-MODEL = ServedModel("tiny", "fp_test", CONFIG.decoder.max_seq, 1_700_000_000)
+MODEL = ServedModel("tiny", "fp_test", CONFIG.decoder.max_seq, 1_700_000_000, 256)
 LIMITS = LimitsConfig(image_bytes=20_000, image_pixels=10_000)
 QUESTION = "what digit is this?"
 

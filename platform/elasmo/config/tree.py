@@ -233,6 +233,7 @@ class ServeConfig(Section):
     max_queue: Positive = Field(256, description="requests in flight before 503")
     request_timeout_s: Seconds = 60.0
     retries: Annotated[int, Field(ge=0)] = Field(3, description="replacement replicas tried for one request")
+    kv_mb: Positive = Field(64, description="object store that the KV of an ingress's requests may fill before 503")
     body_bytes: Positive = Field(32 << 20, description="largest request body; media travel in it as base64")
     coalesce_ms: Annotated[float, Field(ge=0)] = Field(
         8.0, description="how long tokens after the first wait to share a message; 0 sends each step's token alone"

@@ -50,7 +50,7 @@ class ChatService:
         on_end: Callable[[RequestRecord], None],
     ) -> None:
         self.model = model
-        self.admission = Admission(config.max_queue)
+        self.admission = Admission(config.max_queue, config.kv_mb << 20)
         self._processor = processor
         self._config = config
         self._pools = pools
@@ -93,6 +93,7 @@ class ChatService:
         prompt = await deadline.within(self._encode(request), "its media to be decoded")
         record.prompt_tokens = len(prompt.tokens)
         max_tokens = self._max_tokens(request, len(prompt.tokens))
+        held.enter_context(self.admission.hold_kv(request.n * len(prompt.tokens) * self.model.kv_token_bytes))
         # Drawn here, once: a replica that takes over later must draw the same numbers.
         seed = request.seed if request.seed is not None else secrets.randbits(63)
         attempts = [Attempts() for _ in range(request.n)]

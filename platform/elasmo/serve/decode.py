@@ -43,7 +43,9 @@ class Decode:
     async def decode(
         self, kv: Sequence[ray.ObjectRef], params: SamplingParams, sent: tuple[int, ...], timeout_s: float
     ) -> AsyncGenerator[TokenBatch | Problem, None]:
-        """The sequence's tokens after `sent`, or, as the last item, what kept it from going on. Closing or cancelling it frees the sequence's pages.
+        """The sequence's tokens after `sent`, or, as the last item, what kept it from going on.
+
+        Closing or cancelling it frees the sequence's pages.
 
         Args:
             kv: one reference, in a list so that it arrives as a reference.

@@ -45,7 +45,12 @@ class Ingress:
         """This ingress's totals and the figures of every replica of the pools."""
         pools = await asyncio.gather(*(self._ask(handle) for handle in self._handles.values()))
         admission = self._service.admission
-        ingress = {"pid": os.getpid(), "in_flight": admission.in_flight, "refused": admission.refused}
+        ingress = {
+            "pid": os.getpid(),
+            "in_flight": admission.in_flight,
+            "kv_held_bytes": admission.kv_bytes,
+            "refused": admission.refused,
+        }
         return {"ingress": {**ingress, **self._totals.as_dict()}, **dict(zip(self._handles, pools, strict=True))}
 
     async def _ask(self, handle: DeploymentHandle) -> list[dict[str, Any]]:

@@ -62,11 +62,11 @@ def unknown_model(name: str, served: str) -> ApiError:
     )
 
 
-def overloaded(in_flight: int, limit: int, retry_after_s: float) -> ApiError:
-    """503 with Retry-After: the queue is full; the request was not started."""
+def overloaded(why: str, retry_after_s: float) -> ApiError:
+    """503 with Retry-After: there is no room; the request was not started."""
     return ApiError(
         503,
-        f"{in_flight} completions are in flight and serve.max_queue is {limit}; try again in {retry_after_s:.0f} s.",
+        f"{why}; try again in {retry_after_s:.0f} s.",
         "server_error",
         "overloaded",
         headers={"Retry-After": str(math.ceil(retry_after_s))},

@@ -12,6 +12,8 @@ from elasmo.model.fragments import MANIFEST
 from elasmo.model.processor import Processor
 from elasmo.model.published import PROCESSOR, PublishedError
 
+_KV_ITEM_BYTES = 4  # published models are loaded in float32
+
 
 @dataclass(frozen=True)
 class ServedModel:
@@ -22,12 +24,14 @@ class ServedModel:
         fingerprint: changes when weights or processor do.
         context: most tokens of prompt and completion together.
         created: Unix seconds.
+        kv_token_bytes: KV of one token over all layers.
     """
 
     name: str
     fingerprint: str
     context: int
     created: int
+    kv_token_bytes: int
 
 
 def read_served_model(path: str | Path, config: ServeConfig) -> tuple[ServedModel, Processor]:
@@ -45,6 +49,7 @@ def read_served_model(path: str | Path, config: ServeConfig) -> tuple[ServedMode
             fingerprint=f"fp_{manifest['model_hash'][:12]}",
             context=min(decoder.max_seq, config.engine.blocks * config.engine.block_size),
             created=int(datetime.fromisoformat(manifest["created"]).timestamp()),
+            kv_token_bytes=decoder.layers * 2 * decoder.kv_heads * decoder.head_dim * _KV_ITEM_BYTES,
         )
         processor_hash = manifest["processor_hash"]
     except FileNotFoundError:
