@@ -33,7 +33,7 @@ class Endpoint:
         self.records: list[RequestRecord] = []
         config = ServeConfig(limits=LIMITS, **settings)
         self.service = ChatService(MODEL, self.processor, config, self.pools, self.records.append)
-        self.app = build_routes(self.service, config.body_bytes, self.stats)
+        self.app = build_routes(self.service, config, self.stats)
 
     async def stats(self) -> dict[str, Any]:
         return {}

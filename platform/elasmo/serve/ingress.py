@@ -35,7 +35,7 @@ class Ingress:
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Serve's hook for an app built in the replica, so that no app object is pickled."""
-        return build_routes(self._service, self._config.body_bytes, self._stats)
+        return build_routes(self._service, self._config, self._stats)
 
     def _on_end(self, record: RequestRecord) -> None:
         self._totals.add(record)

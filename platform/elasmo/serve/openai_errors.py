@@ -51,6 +51,16 @@ def too_large(message: str, param: str | None = None) -> ApiError:
     return ApiError(413, message, "invalid_request_error", "request_too_large", param)
 
 
+def body_too_slow(timeout_s: float) -> ApiError:
+    """408: the body did not arrive in time."""
+    return ApiError(
+        408,
+        f"The request body did not arrive within serve.request_timeout_s={timeout_s:g} s; send it faster or smaller.",
+        "invalid_request_error",
+        "request_body_timeout",
+    )
+
+
 def unknown_model(name: str, served: str) -> ApiError:
     """404: the endpoint serves one model, and it is not this one."""
     return ApiError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -10,9 +11,10 @@ from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
+from elasmo.config import ServeConfig
 from elasmo.serve.chat_service import ChatService
 from elasmo.serve.completion import Completion
-from elasmo.serve.openai_errors import ApiError, invalid_request, too_large, unknown_model
+from elasmo.serve.openai_errors import ApiError, body_too_slow, invalid_request, too_large, unknown_model
 from elasmo.serve.openai_protocol import ModelCard, ModelList
 from elasmo.serve.sse import HEADERS, MEDIA_TYPE
 
@@ -38,12 +40,12 @@ class EventStream(Response):
             await self._completion.close()
 
 
-def build_routes(service: ChatService, body_bytes: int, stats: Callable[[], Awaitable[dict[str, Any]]]) -> FastAPI:
+def build_routes(service: ChatService, config: ServeConfig, stats: Callable[[], Awaitable[dict[str, Any]]]) -> FastAPI:
     """The ASGI app.
 
     Args:
         service: answers chat completions.
-        body_bytes: most bytes of a request body.
+        config: bounds of a request's body.
         stats: the document of `/v1/elasmo/stats`.
     """
     app = FastAPI(title="Elasmo", docs_url=None, redoc_url=None, openapi_url=None)
@@ -70,7 +72,7 @@ def build_routes(service: ChatService, body_bytes: int, stats: Callable[[], Awai
 
     @app.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
-        answer = await service.answer(await read_body(request, body_bytes))
+        answer = await service.answer(await read_body(request, config))
         if isinstance(answer, Completion):
             return EventStream(answer)
         return JSONResponse(answer.model_dump(mode="json"), headers={"x-request-id": answer.id})
@@ -89,21 +91,27 @@ def build_routes(service: ChatService, body_bytes: int, stats: Callable[[], Awai
     return app
 
 
-async def read_body(request: Request, limit: int) -> bytes:
+async def read_body(request: Request, config: ServeConfig) -> bytes:
     """The request's body.
 
     Raises:
-        ApiError: 413 as soon as more than `limit` bytes are announced or received, 400 for a malformed length.
+        ApiError: 413 as soon as more than `body_bytes` are announced or received, 400 for a malformed length, 408 when
+            the client does not send it in `request_timeout_s`.
     """
+    limit = config.body_bytes
     announced = request.headers.get("content-length", "0")
     if not announced.isdecimal():
         raise invalid_request(f"The Content-Length header is {announced!r}; it must be a number of bytes.")
     body = bytearray()
     if int(announced) <= limit:
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > limit:
-                break
-        else:
-            return bytes(body)
+        try:
+            async with asyncio.timeout(config.request_timeout_s):
+                async for chunk in request.stream():
+                    body += chunk
+                    if len(body) > limit:
+                        break
+                else:
+                    return bytes(body)
+        except TimeoutError:
+            raise body_too_slow(config.request_timeout_s) from None
     raise too_large(f"The request body has more than serve.body_bytes={limit} bytes; send smaller or fewer media.")
