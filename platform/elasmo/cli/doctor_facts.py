@@ -46,7 +46,6 @@ def gather(config: Config, env: Mapping[str, str] | None = None) -> Facts:
         gpus=gpus,
         nvidia_driver=Path("/proc/driver/nvidia/version").exists(),
         torchvision_error=_import_error("torchvision") if "torchvision" in installed else None,
-        compiler=shutil.which(env.get("CXX", "g++")),
         build_locks=_build_locks(env),
         ray_temp=str(ray_temp),
         ray_temp_writable=_write_error(ray_temp) is None,
