@@ -88,7 +88,7 @@ class Decode:
 
     async def stats(self) -> dict[str, Any]:
         """The engine's figures now, and what this replica took over since it started."""
-        return {"pid": os.getpid(), "kv_bytes": self._kv_bytes, **asdict(self._loop.stats)}
+        return {"pid": os.getpid(), "kv_bytes": self._kv_bytes, "queued": self._loop.queued, **asdict(self._loop.stats)}
 
     async def check_health(self) -> None:
         """Called by Serve; raising has this replica replaced."""

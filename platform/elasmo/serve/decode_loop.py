@@ -63,6 +63,11 @@ class DecodeLoop:
         self._thread.start()
 
     @property
+    def queued(self) -> int:
+        """Sequences that wait for room in the engine."""
+        return len(self._waiting)
+
+    @property
     def alive(self) -> bool:
         """Whether the thread runs."""
         return self._thread.is_alive()
