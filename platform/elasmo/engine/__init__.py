@@ -1,0 +1,1 @@
+"""Inference without Ray: sampling, paged KV cache, continuous batching."""

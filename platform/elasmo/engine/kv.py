@@ -1,0 +1,128 @@
+"""KV cache on the move: plain arrays of one prompt, and an envelope that says exactly what they are good for."""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from elasmo.model.batch import Encoded
+from elasmo.model.tokenizer import AUDIO, IMAGE, TABLE
+
+LAYOUT = "layers of [key|value, tokens, kv_heads, head_dim]"
+
+
+class KVMismatchError(ValueError):
+    """KV of another model, layout or prompt, or damaged on the way; decoding on it is refused."""
+
+
+@dataclass(frozen=True)
+class KVEnvelope:
+    """What a KV cache is.
+
+    Attributes:
+        model_hash, processor_hash: of the model that made it.
+        dtype: of the values, `float32` or `bfloat16` (carried as its bits in uint16).
+        layout: order of dimensions.
+        tokens: prompt tokens it covers.
+        media_digests: `kind@first token:digest` of each medium in the prompt.
+        first_token: the token sampled from the prompt.
+        seed: of the request; later tokens are drawn from it.
+        checksum: CRC-32 of the bytes.
+    """
+
+    model_hash: str
+    processor_hash: str
+    dtype: str
+    layout: str
+    layers: int
+    kv_heads: int
+    head_dim: int
+    tokens: int
+    media_digests: tuple[str, ...]
+    first_token: int
+    seed: int
+    checksum: int
+
+
+@dataclass(frozen=True)
+class KVCachePayload:
+    """Envelope and values: one array a layer, [2, tokens, kv_heads, head_dim], pickled without a copy."""
+
+    envelope: KVEnvelope
+    layers: tuple[NDArray[Any], ...]
+
+
+def verify(envelope: KVEnvelope, **expected: Any) -> None:
+    """Compares fields of an envelope.
+
+    Raises:
+        KVMismatchError: names the first field that differs, what was wanted and what came.
+    """
+    for field, wanted in expected.items():
+        got = getattr(envelope, field)
+        if got != wanted:
+            raise KVMismatchError(f"The KV cache has {field} {got!r}, this replica needs {wanted!r}; prefill again.")
+
+
+def verify_values(payload: KVCachePayload) -> None:
+    """Checks that the arrays are whole and are the ones the envelope was written for.
+
+    Raises:
+        KVMismatchError: a layer is missing, has another shape, or bytes changed.
+    """
+    envelope = payload.envelope
+    shape = (2, envelope.tokens, envelope.kv_heads, envelope.head_dim)
+    if len(payload.layers) != envelope.layers or any(layer.shape != shape for layer in payload.layers):
+        raise KVMismatchError(f"The KV cache is not {envelope.layers} layers of {shape}; prefill again.")
+    if checksum(payload.layers) != envelope.checksum:
+        raise KVMismatchError("The KV cache differs from its checksum; prefill again.")
+
+
+def checksum(layers: Sequence[NDArray[Any]]) -> int:
+    """CRC-32 of the values, layer after layer."""
+    value = 0
+    for layer in layers:
+        value = zlib.crc32(memoryview(np.ascontiguousarray(layer)).cast("B"), value)
+    return value
+
+
+def to_array(values: Tensor) -> NDArray[Any]:
+    """A tensor as a contiguous array; bfloat16, which numpy lacks, as its bits in uint16."""
+    host = values.detach().cpu().contiguous()
+    array: NDArray[Any] = host.view(torch.uint16).numpy() if host.dtype == torch.bfloat16 else host.numpy()
+    return array
+
+
+def to_tensor(values: NDArray[Any], dtype: torch.dtype) -> Tensor:
+    """The tensor that `to_array` was given; shares the array's memory, which may be read-only."""
+    import warnings
+
+    with warnings.catch_warnings():
+        # Arrays from the object store are read-only; they are copied into pages and never written.
+        warnings.filterwarnings("ignore", message=".*not writable.*")
+        tensor = torch.from_numpy(values)
+    return tensor.view(torch.bfloat16) if dtype == torch.bfloat16 else tensor
+
+
+def media_digests(prompt: Encoded) -> tuple[str, ...]:
+    """Which media stand where in a prompt."""
+    kinds = (
+        (IMAGE, "image", [image.tobytes() for image in prompt.images]),
+        (AUDIO, "audio", [clip.tobytes() for clip in prompt.audio]),
+        (TABLE, "table", [prompt.cell_values.tobytes() + prompt.cell_categories.tobytes()]),
+    )
+    found = []
+    for token, kind, contents in kinds:
+        places = np.flatnonzero(prompt.tokens == token)
+        if len(places):
+            digest = hashlib.blake2b(b"".join(contents), digest_size=16).hexdigest()
+            found.append(f"{kind}@{places[0]}:{digest}")
+    return tuple(found)
