@@ -90,7 +90,7 @@ def checksum(layers: Sequence[NDArray[Any]]) -> int:
     """CRC-32 of the values, layer after layer."""
     value = 0
     for layer in layers:
-        value = zlib.crc32(memoryview(np.ascontiguousarray(layer)).cast("B"), value)
+        value = zlib.crc32(np.ascontiguousarray(layer).data.cast("B"), value)
     return value
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,7 +28,7 @@ from elasmo.engine.paged_attention import CapturingAttention, PagedAttention
 from elasmo.engine.sampling import SamplingParams, sample
 from elasmo.model.batch import Encoded, collate
 from elasmo.model.multimodal import MultimodalDecoder
-from elasmo.model.tokenizer import END
+from elasmo.model.tokenizer import END, NEVER_GENERATED
 
 
 @dataclass
@@ -205,7 +206,9 @@ class TorchEngine:
         return [StepOutput(sequence.request_id, index, token, finish)]
 
     def _sample(self, logits: Tensor, params: SamplingParams, index: int) -> int:
-        return sample(logits.float().cpu().numpy(), params, index)
+        scores = logits.float().cpu().numpy().copy()
+        scores[NEVER_GENERATED] = -np.inf
+        return sample(scores, params, index)
 
     def _write(self, payload: KVCachePayload, pages: tuple[int, ...]) -> None:
         size, tokens = self.config.block_size, payload.envelope.tokens

@@ -18,6 +18,8 @@ SPECIAL_TOKENS = (
     "<|table|>",
 )
 """Control tokens; a token's id is its place here."""
+NEVER_GENERATED = [PAD, SYSTEM, USER, ASSISTANT, IMAGE, AUDIO, TABLE]
+"""Control tokens that mean nothing in an answer; engines leave them out of sampling."""
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
