@@ -18,6 +18,7 @@ import openai
 import pytest
 import ray
 from ray.cluster_utils import Cluster
+from tests.serve.tiny import png, tiny_model, wav
 
 from elasmo.config import Config, EngineConfig, LimitsConfig
 from elasmo.engine.sampling import SamplingParams
@@ -28,7 +29,6 @@ from elasmo.serve import ray_adapter
 from elasmo.serve.deadline import Deadline
 from elasmo.serve.launch import Endpoint
 from elasmo.serve.tokens import KVLost
-from tests.serve.tiny import png, tiny_model, wav
 
 ROOT = Path(__file__).resolve().parents[2]
 LONG = 400

@@ -11,11 +11,10 @@ from elasmo.config import EngineConfig
 from elasmo.engine.contract import StepOutput
 from elasmo.engine.sampling import SamplingParams
 from elasmo.engine.torch_engine import TorchEngine
-from elasmo.model.batch import Encoded
 from elasmo.model.sample import Message, Text
 from elasmo.serve.decode_loop import Admit, DecodeLoop, Event, Failed
-from tests.serve.tiny import tiny_model
 from tests.serve.endpoint import LIMITS
+from tests.serve.tiny import tiny_model
 
 PARAMS = SamplingParams(max_tokens=12, temperature=1.0, seed=3)
 
@@ -27,6 +26,8 @@ class Replica:
         model, processor = tiny_model()
         self.engine = TorchEngine(model, "processor", "model", EngineConfig(block_size=4, blocks=blocks))
         self.prompt = processor.encode_chat([Message("user", (Text("what digit is this?"),))], LIMITS, True)
+        # The loop's thread owns its engine; prompts run on another one, as in the prefill pool.
+        self._prefill = TorchEngine(model, "processor", "model", EngineConfig(blocks=1))
         self._events: queue.Queue[Event] = queue.Queue()
         self.loop = DecodeLoop(self.engine, self._deliver)
 
@@ -35,23 +36,21 @@ class Replica:
             self._events.put(event)
 
     def admit(self, request_id: str, params: SamplingParams = PARAMS, replay: tuple[int, ...] = ()) -> None:
-        self.loop.admit(Admit(request_id, self.engine_payload(self.prompt, params), params, replay))
+        self.loop.admit(Admit(request_id, self._prefill.prefill(self.prompt, params), params, replay))
 
-    def engine_payload(self, prompt: Encoded, params: SamplingParams):  # type: ignore[no-untyped-def]
-        model, _ = tiny_model()
-        return TorchEngine(model, "processor", "model", EngineConfig()).prefill(prompt, params)
-
-    def finished(self, count: int) -> dict[str, list[StepOutput | Failed]]:
-        """Events by request until `count` requests ended."""
-        told: dict[str, list[StepOutput | Failed]] = {}
-        while count:
+    def told(self, *request_ids: str) -> list[list[Event]]:
+        """The events of each of these requests, once all of them have ended."""
+        told: dict[str, list[Event]] = {request_id: [] for request_id in request_ids}
+        open_ids = set(request_ids)
+        while open_ids:
             event = self._events.get(timeout=20)
             told.setdefault(event.request_id, []).append(event)
-            count -= isinstance(event, Failed) or event.finish is not None
-        return told
+            if isinstance(event, Failed) or event.finish is not None:
+                open_ids.discard(event.request_id)
+        return [told[request_id] for request_id in request_ids]
 
 
-def tokens(events: Sequence[StepOutput | Failed]) -> list[int]:
+def tokens(events: Sequence[Event]) -> list[int]:
     assert all(isinstance(event, StepOutput) for event in events), events
     return [event.token for event in events if isinstance(event, StepOutput)]
 
@@ -64,18 +63,17 @@ def replica() -> Iterator[Replica]:
 
 
 def test_a_sequence_gets_what_it_gets_alone(replica: Replica) -> None:
-    alone = replica.engine.generate(replica.prompt, PARAMS)
+    alone = TorchEngine(tiny_model()[0], "processor", "model", EngineConfig()).generate(replica.prompt, PARAMS)
     for name in ("a", "b", "c"):
         replica.admit(name)
-    told = replica.finished(3)
-    assert [tokens(told[name]) for name in ("a", "b", "c")] == [alone] * 3
+    assert [tokens(events) for events in replica.told("a", "b", "c")] == [alone] * 3
 
 
 def test_replayed_tokens_are_not_told_again(replica: Replica) -> None:
     replica.admit("first")
-    whole = tokens(replica.finished(1)["first"])
+    whole = tokens(*replica.told("first"))
     replica.admit("second", replay=tuple(whole[:5]))
-    rest = replica.finished(1)["second"]
+    (rest,) = replica.told("second")
     assert tokens(rest) == whole[5:]
     assert isinstance(rest[0], StepOutput) and rest[0].index == 5
 
@@ -86,15 +84,15 @@ def test_a_sequence_without_room_waits_for_another_to_end() -> None:
     replica = Replica(blocks=needed + 2)  # room for one sequence, not for two
     for name in ("a", "b", "c"):
         replica.admit(name)
-    told = replica.finished(3)
-    assert tokens(told["a"]) == tokens(told["b"]) == tokens(told["c"])
+    first, *others = (tokens(events) for events in replica.told("a", "b", "c"))
+    assert others == [first, first]
     replica.loop.close()
 
 
 def test_a_sequence_that_can_never_fit_is_refused(replica: Replica) -> None:
     small = Replica(blocks=2)
     small.admit("a")
-    (event,) = small.finished(1)["a"]
+    ((event,),) = small.told("a")
     assert isinstance(event, Failed) and event.problem.kind == "refused"
     small.loop.close()
 
@@ -105,10 +103,18 @@ def test_an_aborted_sequence_frees_its_pages(replica: Replica) -> None:
     replica.admit("stays")
     replica.loop.abort("gone")
     replica.loop.abort("never was")
-    assert tokens(replica.finished(1)["stays"])
+    assert tokens(*replica.told("stays"))
     replica.loop.close()
     stats = replica.engine.stats()
     assert (stats.running, stats.free_blocks) == (0, stats.total_blocks)
+
+
+def test_kv_of_another_model_is_reported_as_lost(replica: Replica) -> None:
+    other = TorchEngine(tiny_model()[0], "processor", "another", EngineConfig(blocks=1))
+    replica.loop.admit(Admit("a", other.prefill(replica.prompt, PARAMS), PARAMS))
+    ((event,),) = replica.told("a")
+    assert isinstance(event, Failed)
+    assert event.problem.kind == "kv lost" and "model_hash" in event.problem.message
 
 
 def test_a_failing_step_fails_its_sequences_and_the_thread_lives(replica: Replica) -> None:
@@ -119,11 +125,11 @@ def test_a_failing_step_fails_its_sequences_and_the_thread_lives(replica: Replic
 
     replica.engine.step = broken  # type: ignore[method-assign]
     replica.admit("a")
-    (event,) = replica.finished(1)["a"]
+    ((event,),) = replica.told("a")
     assert isinstance(event, Failed)
     assert event.problem.kind == "replica failed" and "out of memory" in event.problem.message
     assert replica.loop.failed_steps == 1
     replica.engine.step = step  # type: ignore[method-assign]
     replica.admit("b")
-    assert tokens(replica.finished(1)["b"])
+    assert tokens(*replica.told("b"))
     assert replica.loop.failed_steps == 0

@@ -13,7 +13,6 @@ from typing import Any
 import ray
 
 from elasmo.config import ServeConfig
-from elasmo.engine.kv import KVMismatchError, verify
 from elasmo.engine.sampling import SamplingParams
 from elasmo.serve import ray_adapter
 from elasmo.serve.deadline import Deadline
@@ -29,16 +28,11 @@ class Decode:
     """One engine, run by a `DecodeLoop` thread; this class moves its events onto the replica's event loop."""
 
     def __init__(self, published: str, config: ServeConfig) -> None:
-        loaded = load_engine(published, config.engine)
-        self._expected = {
-            "model_hash": loaded.published.model_hash,
-            "processor_hash": loaded.published.processor.fingerprint(),
-        }
         self._coalesce_s = config.coalesce_ms / 1000
         self._buffers: dict[str, TokenBuffer] = {}
         self._event_loop: asyncio.AbstractEventLoop | None = None
         self._kv_bytes = 0
-        self._loop = DecodeLoop(loaded.engine, self._deliver)
+        self._loop = DecodeLoop(load_engine(published, config.engine), self._deliver)
 
     async def decode(
         self, kv: Sequence[ray.ObjectRef], params: SamplingParams, sent: tuple[int, ...], timeout_s: float
@@ -64,9 +58,7 @@ class Decode:
             if isinstance(payload, Problem):
                 yield payload
                 return
-            verify(payload.envelope, **self._expected)
-        except (KVLost, KVMismatchError) as error:
-            # A mismatch is not the request's fault either: a prefill of this model makes KV that fits.
+        except KVLost as error:
             yield Problem("kv lost", str(error))
             return
         kv_bytes = sum(layer.nbytes for layer in payload.layers)

@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from elasmo.engine.contract import Engine, EngineFull, EngineStats, StepOutput
-from elasmo.engine.kv import KVCachePayload
+from elasmo.engine.contract import Engine, EngineFull, EngineRefused, EngineStats, StepOutput
+from elasmo.engine.kv import KVCachePayload, KVMismatchError
 from elasmo.engine.sampling import SamplingParams
 from elasmo.serve.tokens import Problem
 
@@ -130,9 +130,12 @@ class DecodeLoop:
             except EngineFull as error:
                 if self._running:
                     break
-                # An empty engine has no room for it: no other sequence will ever make some.
+                # An empty engine without room: no sequence will ever make some.
                 events.append(Failed(admit.request_id, Problem("refused", str(error))))
-            except ValueError as error:
+            except KVMismatchError as error:
+                # Not the request's fault: a prefill of this model makes KV that fits.
+                events.append(Failed(admit.request_id, Problem("kv lost", str(error))))
+            except EngineRefused as error:
                 events.append(Failed(admit.request_id, Problem("refused", str(error))))
             except Exception as error:
                 logger.exception("admitting %s failed", admit.request_id)

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from elasmo.config import ServeConfig
+from elasmo.engine.contract import EngineRefused
 from elasmo.engine.kv import KVCachePayload
 from elasmo.engine.sampling import SamplingParams
 from elasmo.model.batch import Encoded
@@ -21,7 +22,7 @@ class Prefill:
 
     def __init__(self, published: str, config: ServeConfig) -> None:
         # Prefill keeps no sequence: one page is enough for a pool it never uses.
-        self._engine = load_engine(published, config.engine.model_copy(update={"blocks": 1})).engine
+        self._engine = load_engine(published, config.engine.model_copy(update={"blocks": 1}))
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="prefill")
         self._prompts = 0
         self._tokens = 0
@@ -35,7 +36,7 @@ class Prefill:
         run = asyncio.get_running_loop().run_in_executor(self._thread, self._engine.prefill, prompt, params)
         try:
             payload = await Deadline(timeout_s).within(run, "prefill")
-        except ValueError as error:
+        except EngineRefused as error:
             return Problem("refused", str(error))
         self._prompts += 1
         self._tokens += len(prompt.tokens)
