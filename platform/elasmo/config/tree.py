@@ -135,12 +135,17 @@ class WorkersConfig(Section):
     min: Positive = 1
     max: Positive = 2
     use_gpu: bool = False
-    trainer: Annotated[float, Field(gt=0)] = Field(1.0, description="custom Ray resource `trainer` a worker reserves")
-    cpus: Annotated[float, Field(ge=0)] = Field(0.0, description="CPUs a worker reserves; 0 leaves them to Ray Data")
+    trainer: Annotated[float, Field(ge=0)] = Field(
+        1.0, description="custom Ray resource `trainer` a worker reserves, on clusters whose nodes offer it"
+    )
+    cpus: Annotated[float, Field(ge=0)] = Field(
+        0.1, description="CPUs a worker reserves where it reserves no trainer and no GPU; most are left to Ray Data"
+    )
     threads: Positive = Field(1, description="torch intra-op threads of a worker")
     max_failures: Annotated[int, Field(ge=0)] = 8
     health_check_s: Seconds = 0.3
     start_timeout_s: Seconds = 30.0
+    wait_s: Seconds = Field(300.0, description="how long a run waits for `min` workers before it gives up")
     collective_timeout_s: Seconds = 60.0
 
     @model_validator(mode="after")

@@ -130,11 +130,11 @@ def _supervise(config: Config, run_id: str, folder: Path) -> None:
 def _trainer(config: Config, run_id: str, folder: Path) -> ray_adapter.ElasticTrainer:
     workers = config.train.workers
     name = run_state.actor_name(run_id)
-    return ray_adapter.ElasticTrainer(
+    trainer = ray_adapter.ElasticTrainer(
         train_loop,
         train_loop_config={"settings": LoopSettings(config, run_id, str(folder))},
         torch_config=ray_adapter.torch_config(workers),
-        scaling_config=ray_adapter.scaling_config(workers),
+        scaling_config=ray_adapter.scaling_config(workers, ray.cluster_resources()),
         run_config=RunConfig(
             name=run_id,
             storage_path=str(folder / "ray"),
@@ -144,3 +144,5 @@ def _trainer(config: Config, run_id: str, folder: Path) -> ray_adapter.ElasticTr
         datasets={TRAIN: ray.data.range(1)} if config.data.engine == "ray" else {},
         dataset_config=PlanDataConfig(config, name, run_state.NAMESPACE),
     )
+    trainer.wait_s = workers.wait_s
+    return trainer

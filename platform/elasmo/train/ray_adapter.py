@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -38,7 +39,7 @@ from elasmo.config import WorkersConfig
 logger = logging.getLogger(__name__)
 
 PROBE_TIMEOUT_S = 0.5
-FATAL_ERRORS = ("CheckpointError", "ConfigError", "GoldError", "GoldRowError", "NumericalError")
+FATAL_ERRORS = ("CheckpointError", "ConfigError", "GoldError", "GoldRowError", "NotEnoughWorkers", "NumericalError")
 """Errors of a user's making, by class name: trying again gives the same."""
 
 
@@ -54,13 +55,30 @@ def torch_config(workers: WorkersConfig) -> TorchConfig:
     )
 
 
-def scaling_config(workers: WorkersConfig) -> ScalingConfig:
-    """Workers from `min` to `max`; each takes one `trainer`, and CPU 0 by default so that Ray Data has the cores."""
-    resources = {"trainer": workers.trainer, "CPU": workers.cpus}
+def worker_resources(workers: WorkersConfig, cluster: Mapping[str, float]) -> dict[str, float]:
+    """What one worker reserves on a cluster with these total resources.
+
+    A GPU where the config says so; else a `trainer`, and no CPU, where nodes offer trainers: trainers then never compete
+    with Ray Data's tasks for CPU slots. Clusters whose nodes offer none reserve `workers.cpus` of a CPU.
+    """
     if workers.use_gpu:
-        resources["GPU"] = 1
-    size: int | tuple[int, int] = workers.min if workers.min == workers.max else (workers.min, workers.max)
-    return ScalingConfig(num_workers=size, use_gpu=workers.use_gpu, resources_per_worker=resources)
+        return {"GPU": 1.0, "CPU": workers.cpus}
+    if workers.trainer > 0 and cluster.get("trainer", 0.0) > 0:
+        return {"trainer": workers.trainer, "CPU": 0.0}
+    return {"CPU": max(workers.cpus, 0.01)}
+
+
+def scaling_config(workers: WorkersConfig, cluster: Mapping[str, float]) -> ScalingConfig:
+    """Workers from `min` to `max`: elastic also where both are the same, so that a lost worker is waited for."""
+    return ScalingConfig(
+        num_workers=(workers.min, workers.max),
+        use_gpu=workers.use_gpu,
+        resources_per_worker=worker_resources(workers, cluster),
+    )
+
+
+class NotEnoughWorkers(ValueError):
+    """The cluster did not offer the smallest number of workers in time."""
 
 
 class ElasticPolicy(ElasticScalingPolicy):
@@ -72,12 +90,32 @@ class ElasticPolicy(ElasticScalingPolicy):
 
     GET_RESERVED_RESOURCES_INTERVAL_S = 0.2
 
+    def __init__(self, scaling_config: ScalingConfig, wait_s: float) -> None:
+        super().__init__(scaling_config)
+        self._wait_s = wait_s
+        self._waiting_since: float | None = None
+
     def make_decision_for_non_running_worker_group(self) -> ScalingDecision:
         silent = unreachable(ray.nodes())
         if silent:
             logger.info("Waiting for the cluster to give up node(s) that refuse connections: %s", ", ".join(silent))
-            return NoopDecision()
-        return super().make_decision_for_non_running_worker_group()
+            return self._wait()
+        decision = super().make_decision_for_non_running_worker_group()
+        if isinstance(decision, NoopDecision):
+            return self._wait()
+        self._waiting_since = None
+        return decision
+
+    def _wait(self) -> NoopDecision:
+        now = time.monotonic()
+        self._waiting_since = now if self._waiting_since is None else self._waiting_since
+        if now - self._waiting_since > self._wait_s:
+            needed = self.scaling_config._resources_per_worker_not_none
+            raise NotEnoughWorkers(
+                f"The cluster offered no {self.scaling_config.min_workers} worker(s) with {needed} each within "
+                f"{self._wait_s:g} s (train.workers.wait_s); add nodes or lower train.workers.min."
+            )
+        return NoopDecision()
 
     def _get_reserved_resources(self) -> Any:
         try:
@@ -173,9 +211,10 @@ def _reason(error: Any) -> str:
 class ElasticTrainer(TorchTrainer):
     """Ray's torch trainer with Elasmo's scaling and failure policies in the controller."""
 
+    wait_s = 300.0
+
     def _initialize_and_run_controller(self, **controller_init_kwargs: Any) -> Result:
-        if self.scaling_config.elasticity_enabled:
-            controller_init_kwargs["scaling_policy"] = ElasticPolicy(self.scaling_config)
+        controller_init_kwargs["scaling_policy"] = ElasticPolicy(self.scaling_config, self.wait_s)
         policy: FailurePolicy = FailFastOnUserErrors(self.run_config.failure_config)
         controller_init_kwargs["failure_policy"] = policy
         return super()._initialize_and_run_controller(**controller_init_kwargs)
