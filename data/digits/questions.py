@@ -46,8 +46,8 @@ FIELDS = {
     "darkest_row": ("Which row holds the most ink?", "What is the darkest row?", "Which row is darkest?"),
     "holes": ("How many holes are there?", "How many regions does the ink close off?", "Count the holes."),
     "weight": ("Is the stroke light, medium or bold?", "What is the weight?", "How heavy is the stroke?"),
-    "heavier_side": ("Which side is heavier?", "Is there more ink left or right?", "What is the heavier side?"),
-    "heavier_end": ("Which end is heavier?", "Is there more ink at the top or bottom?", "What is the heavier end?"),
+    "heavier_side": ("Is the left or the right heavier?", "Is there more ink left or right?", "Left or right?"),
+    "heavier_end": ("Is the top or the bottom heavier?", "Is there more ink at the top or bottom?", "Top or bottom?"),
 }
 
 
@@ -90,9 +90,9 @@ def _styled(
     key: str, digit: int, figure: Sequence[str], word: Sequence[str], sentence: Sequence[str], frame: str
 ) -> tuple[str, str]:
     style = draw(key, "style") % 100
-    if style < 80:
+    if style < 88:
         return pick(key, "wording", figure), str(digit)
-    if style < 92:
+    if style < 96:
         return pick(key, "wording", word), WORDS[digit]
     article = "an" if WORDS[digit] == "eight" else "a"
     return pick(key, "wording", sentence), frame.format(f"{article} {WORDS[digit]}")
