@@ -125,11 +125,10 @@ def bins(steps: Sequence[int], parts: Sequence[Mapping[str, float]], limit: int 
 
 def clipped_height(totals: Sequence[float]) -> float:
     """Top of the axis of step times: a few slow steps (a start, a resize) must not flatten the rest."""
-    if not totals:
-        return 1.0
     ordered = sorted(totals)
-    usual = ordered[min(len(ordered) - 1, int(len(ordered) * 0.95))] * 1.3
-    return min(usual, ordered[-1] * 1.05) or 1.0
+    highest = ordered[-1] * 1.05 if ordered else 1.0
+    usual = ordered[int((len(ordered) - 1) * 0.9)] * 1.3 if len(ordered) >= 10 else highest
+    return min(usual, highest) or 1.0
 
 
 def stacked_areas(groups: Sequence[Bin], names: Sequence[str], x: Axis, y: Axis) -> dict[str, str]:

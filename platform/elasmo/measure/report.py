@@ -189,7 +189,7 @@ def _bar(parts: Sequence[tuple[str, float]]) -> list[Segment]:
     return [
         Segment(name, figures.OTHER_COLOR if name == OTHER else color, 100 * value / whole, units.seconds(value))
         for color, (name, value) in enumerate(parts)
-        if whole > 0
+        if value > 0
     ]
 
 
