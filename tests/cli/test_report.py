@@ -61,7 +61,7 @@ def test_commands_quote_the_path_and_follow_the_runs_state(run: Path) -> None:
     (run / "published" / "manifest.json").write_text("{}")
     (run / "tensorboard").mkdir()
     after = [shlex.split(command) for _, command in commands(read(run))]
-    assert ["elasmo", "serve", f"serve.published={run}/published"] in after
+    assert ["elasmo", "serve", "ray.address=local", f"serve.published={run}/published"] in after
     assert ["tensorboard", "--logdir", f"{run}/tensorboard"] in after
     assert not any(command[1] == "publish" for command in after)
 

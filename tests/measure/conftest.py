@@ -98,7 +98,11 @@ def run(tmp_path: Path) -> Path:
     (folder / "best.json").write_text(
         json.dumps({"path": "checkpoints/step-000012", "metric": "mean_accuracy", "value": 0.75})
     )
-    (folder / "demo.json").write_text(json.dumps({"receipts_match_plan": True, "resize": {"steps_redone": 2}}))
+    (folder / "demo.json").write_text(
+        json.dumps(
+            {"receipts_match_plan": True, "resize": {"steps_redone": 2, "losses": [0.5] * 99}, "config": {"a": 1}}
+        )
+    )
     (folder / "served.jsonl").write_text("".join(json.dumps(row) + "\n" for row in served()))
     (folder / "config.yaml").write_text("train:\n  steps: 12\n")
     return folder

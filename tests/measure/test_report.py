@@ -158,8 +158,18 @@ def test_links_inside_the_page_lead_somewhere(page: Page) -> None:
 
 
 def test_lineage_versions_figures_and_commands_are_printed(page: Page) -> None:
-    for words in ("90ab12cd34ef5678", "rows 5,000", "scan 3, voice 9", "ray 2.60.0", "receipts_match_plan true",
-                  "resize.steps_redone 2", "elasmo serve serve.published='a b/published'", "steps: 12"):  # fmt: skip
+    printed = (
+        "90ab12cd34ef5678",
+        "rows 5,000",
+        "scan 3, voice 9",
+        "ray 2.60.0",
+        "receipts_match_plan true",
+        "resize.steps_redone 2",
+        "resize.losses 99 values",
+        "elasmo serve serve.published='a b/published'",
+        "steps: 12",
+    )
+    for words in printed:
         assert words in page.text
 
 

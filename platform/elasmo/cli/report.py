@@ -51,7 +51,10 @@ def commands(folder: RunFolder) -> list[tuple[str, str]]:
 
     path = shlex.quote(str(folder.path))
     published = shlex.quote(str(folder.path / "published"))
-    serve = ("Serve it with the OpenAI API on http://127.0.0.1:8000", f"elasmo serve serve.published={published}")
+    serve = (
+        "Serve it with the OpenAI API on http://127.0.0.1:8000",
+        f"elasmo serve ray.address=local serve.published={published}",
+    )
     publish = ("Publish its best checkpoint", f"elasmo publish {path}")
     lines = [serve] if folder.published else [publish, serve]
     lines.append(("Ask it, in another terminal", 'elasmo chat "Which digit is this?" --image digit.png'))

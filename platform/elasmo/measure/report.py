@@ -17,6 +17,7 @@ from elasmo.measure.run_folder import RunFolder
 from elasmo.measure.run_log import Evaluation, Resize, RunLog
 
 SERVED_OF_EACH_MODALITY = 8
+LONGEST_VALUE = 120
 BASE64 = re.compile(r"[A-Za-z0-9+/=\s]+")
 OTHER = "start and other"
 PHASES = ("detect", "replan", "start", "restore", "first_step")
@@ -129,7 +130,7 @@ def render(folder: RunFolder, lineage: Lineage, commands: Sequence[tuple[str, st
         served_total=len(folder.served),
         served_correct=_served_correct(folder.served),
         lineage=lineage,
-        figures=_flat(folder.demo),
+        figures=_flat({key: value for key, value in folder.demo.items() if key != "config"}),
         facts=_facts(run),
         versions=sorted((str(key), str(value)) for key, value in (run.get("versions") or {}).items()),
         config=folder.config,
@@ -274,8 +275,13 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
         elif isinstance(value, int | float) and not isinstance(value, bool):
             rows.append((f"{prefix}{key}", units.number(value)))
         else:
-            rows.append((f"{prefix}{key}", value if isinstance(value, str) else json.dumps(value)))
+            rows.append((f"{prefix}{key}", value if isinstance(value, str) else _brief(value)))
     return rows
+
+
+def _brief(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= LONGEST_VALUE else f"{len(value)} values"
 
 
 def _clock(value: Any) -> str:
