@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import shutil
+import socket
+import subprocess
 from pathlib import Path
 
 import pyarrow as pa
@@ -65,6 +69,26 @@ def test_a_writer_that_fails_leaves_nothing(tmp_path: Path) -> None:
         writer.add("rows", ROWS)
         raise RuntimeError
     assert list((tmp_path / "pets" / "bronze").iterdir()) == []
+
+
+def test_what_a_dead_writer_left_is_swept_and_a_living_one_is_not_disturbed(tmp_path: Path) -> None:
+    process = subprocess.Popen(["true"])
+    process.wait()
+    layer = tmp_path / "pets" / "bronze"
+    dead, living = (layer / f".writing-{socket.gethostname()}-{pid}" for pid in (process.pid, os.getppid()))
+    for folder in (dead, living):
+        folder.mkdir(parents=True)
+    snapshot = write(tmp_path)
+    assert sorted(layer.iterdir()) == sorted([living, snapshot.path])
+
+
+def test_a_snapshot_that_appears_while_it_is_written_is_kept(tmp_path: Path) -> None:
+    with SnapshotWriter(tmp_path, "pets", "bronze", details={"note": "x"}) as writer:
+        writer.add("rows", ROWS)
+        folder = writer.folder
+        other = write(tmp_path / "other")
+        shutil.copytree(other.path, tmp_path / "pets" / "bronze" / other.id)
+    assert writer.snapshot.id == other.id and not folder.exists()
 
 
 def test_a_flipped_bit_in_a_shard_is_refused(tmp_path: Path) -> None:

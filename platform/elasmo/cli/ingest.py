@@ -54,10 +54,12 @@ def ingest(
     if result.refused:
         console.print(f"[yellow]{len(result.refused)} rows in quarantine[/] under {result.lake / result.dataset}")
         for reason, count in result.reasons.most_common(REASONS_SHOWN):
-            console.print(f"  {count:>6}  {reason}", markup=False, highlight=False)
+            console.print(f"  {count:>6}  {reason}", markup=False, highlight=False, soft_wrap=True)
     else:
         console.print("no row was refused")
-    console.print(f"gold {result.gold} of {result.dataset} in {result.seconds:.1f} s; next: elasmo train", markup=False)
+    name = "" if folder == Path(config.data.dataset) else f" data.dataset={folder}"
+    console.print(f"gold {result.gold} of {result.dataset} in {result.seconds:.1f} s", markup=False)
+    console.print(f"  next   elasmo train{name}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _rows_table(result: IngestResult) -> Table:

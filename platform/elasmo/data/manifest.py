@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import shutil
+import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ Layer = Literal["bronze", "silver", "gold", "quarantine"]
 FORMAT = 1
 MANIFEST = "manifest.json"
 LATEST = "latest"
+_WRITING = f".writing-{socket.gethostname()}-"
 _NOT_HASHED = ("id", "sha256", "created")
 
 
@@ -124,7 +126,7 @@ class SnapshotWriter:
     @property
     def folder(self) -> Path:
         """The temporary folder."""
-        return layer_folder(self.lake, self.dataset, self.layer) / f".writing-{os.getpid()}"
+        return layer_folder(self.lake, self.dataset, self.layer) / f"{_WRITING}{os.getpid()}"
 
     @property
     def snapshot(self) -> Snapshot:
@@ -134,7 +136,9 @@ class SnapshotWriter:
         return self._snapshot
 
     def __enter__(self) -> SnapshotWriter:
-        shutil.rmtree(self.folder, ignore_errors=True)
+        for left in self.folder.parent.glob(f"{_WRITING}*"):
+            if left == self.folder or not _alive(int(left.name.rsplit("-", 1)[1])):
+                shutil.rmtree(left, ignore_errors=True)
         self.folder.mkdir(parents=True)
         return self
 
@@ -193,7 +197,10 @@ class SnapshotWriter:
                 return standing
             except SnapshotError:
                 shutil.rmtree(target)
-        os.rename(self.folder, target)
+        try:
+            os.rename(self.folder, target)
+        except OSError:  # another process has just written the same snapshot
+            return open_snapshot(self.lake, self.dataset, self.layer, manifest["id"])
         _sync_folder(target.parent)
         return Snapshot(target, manifest)
 
@@ -271,6 +278,16 @@ def recall(lake: Path, dataset: str, layer: Layer, fingerprint: str) -> Snapshot
     except SnapshotError:
         return None
     return snapshot
+
+
+def _alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
 
 
 def _replace(path: Path, text: str) -> None:
