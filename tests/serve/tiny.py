@@ -22,11 +22,11 @@ CONFIG = ModelConfig(
 FIELDS = (TableField("age", "number", mean=40.0, std=10.0), TableField("city", "category", ("Bern", "Oslo")))
 
 
-def tiny_model(seed: int = 0) -> tuple[MultimodalDecoder, Processor]:
+def tiny_model(seed: int = 0, config: ModelConfig = CONFIG) -> tuple[MultimodalDecoder, Processor]:
     """Random weights, the same for the same seed."""
     texts = ["what digit is this?", "which number do you hear?", "héllo wörld €", "zero one two three four five"]
-    processor = Processor(train_tokenizer(texts, 300), CONFIG, FIELDS)
-    model = MultimodalDecoder(CONFIG, processor.vocab_size, FIELDS)
+    processor = Processor(train_tokenizer(texts, 300), config, FIELDS)
+    model = MultimodalDecoder(config, processor.vocab_size, FIELDS)
     model.init_weights(seed)
     return model.eval(), processor
 
