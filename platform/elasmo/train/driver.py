@@ -63,7 +63,7 @@ def fit(
         TrainError: the failure budget is spent, or a worker hit an error of the user's making.
     """
     if not ray.is_initialized():
-        ray.init(address=None if config.ray.address == "local" else config.ray.address, logging_level="WARNING")
+        ray.init(address=None if config.ray.address == "local" else config.ray.address, logging_level=logging.WARNING)
     started = time.time()
     gold = open_gold(config)
     config = pinned(config, gold.snapshot)

@@ -7,11 +7,12 @@ from typing import Any
 
 import torch
 
+from elasmo.data.draft import Split
 from elasmo.data.gold import Gold, GoldRow
 from elasmo.model.batch import collate
 from elasmo.train.loss import EMPTY, Sums
 
-SPLIT = "heldout"
+SPLIT: Split = "heldout"
 
 
 def evaluate(engine: Any, gold: Gold, batch_size: int, rank: int, world: int, device: torch.device) -> Sums:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Mapping
@@ -40,9 +41,10 @@ class LocalCluster:
     def address(self) -> str:
         return str(self._cluster.address)
 
-    def connect(self) -> None:
-        """Joins this process to the cluster as a driver on the head."""
-        ray.init(address=self.address, logging_level="WARNING", log_to_driver=False)
+    def connect(self) -> str:
+        """Joins this process to the cluster as a driver on the head; returns host:port of the dashboard, "" without."""
+        context = ray.init(address=self.address, logging_level=logging.WARNING, log_to_driver=False)
+        return str(context.dashboard_url or "")
 
     def add_node(self) -> str:
         """Starts one more raylet; call it from the main thread. Returns its node id."""

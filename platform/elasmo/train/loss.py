@@ -57,14 +57,12 @@ class Sums:
             self.right[name] = self.right.get(name, 0) + int(right)
 
     def merge(self, other: Sums) -> None:
-        for ours, theirs in (
-            (self.loss, other.loss),
-            (self.tokens, other.tokens),
-            (self.rows, other.rows),
-            (self.right, other.right),
-        ):
-            for name, value in theirs.items():
-                ours[name] = ours.get(name, 0) + value
+        """Adds another rank's sums."""
+        for name, loss in other.loss.items():
+            self.loss[name] = self.loss.get(name, 0.0) + loss
+        for ours, theirs in ((self.tokens, other.tokens), (self.rows, other.rows), (self.right, other.right)):
+            for name, count in theirs.items():
+                ours[name] = ours.get(name, 0) + count
 
     def mean_loss(self) -> float:
         return sum(self.loss.values()) / max(1, sum(self.tokens.values()))

@@ -56,7 +56,7 @@ def _choose(run: Path, step: int | None) -> Path:
         return folder
     best = checkpoint.read_best(run)
     if best is not None and (run / best["path"] / MANIFEST).is_file():
-        return run / best["path"]
+        return run / str(best["path"])
     folders = checkpoint.committed(root)
     if not folders:
         raise CheckpointError(f"{run} has no committed checkpoint; train it to at least train.checkpoint_every steps.")
