@@ -108,9 +108,9 @@ def test_a_row_that_no_longer_decodes_is_named_by_id_and_key(gold: Gold, monkeyp
 
 def test_a_model_that_reads_media_in_another_way_is_refused(gold: Gold, config: Config) -> None:
     gold.check_model(config.model)
-    deeper = config.model.decoder.model_copy(update={"layers": 2})
+    deeper = config.model.decoder.model_copy(update={"layers": 6})
     gold.check_model(config.model.model_copy(update={"decoder": deeper}))
-    coarser = config.model.vision.model_copy(update={"patch": 4})
+    coarser = config.model.vision.model_copy(update={"patch": 2})
     with pytest.raises(GoldError, match="was tokenised for other"):
         gold.check_model(config.model.model_copy(update={"vision": coarser}))
 

@@ -123,7 +123,7 @@ def test_a_changed_medium_changes_every_layer(pets: Path, config: Config) -> Non
 
 def test_another_patch_size_redoes_gold_alone(pets: Path, config: Config) -> None:
     first = ingest(config, pets)
-    model = config.model.model_copy(update={"vision": config.model.vision.model_copy(update={"patch": 4})})
+    model = config.model.model_copy(update={"vision": config.model.vision.model_copy(update={"patch": 2})})
     changed = config.model_copy(update={"model": model})
     second = ingest(changed, pets)
     assert [layer.reused for layer in second.layers] == [True, True, False]

@@ -45,7 +45,7 @@ class DecoderConfig(Section):
     """The token decoder: RMSNorm, RoPE, grouped-query attention, SwiGLU."""
 
     hidden: Positive = 128
-    layers: Positive = 4
+    layers: Positive = 2
     heads: Positive = 4
     kv_heads: Positive = 2
     ffn: Positive = 352
@@ -74,7 +74,8 @@ class VisionConfig(Section):
 
     image_size: Positive = 8
     channels: Literal[1, 3] = 1
-    patch: Positive = 2
+    patch: Positive = 4
+    stem: Positive = Field(48, description="channels of the convolutions in front of the patches")
     hidden: Positive = 96
     layers: Positive = 2
     heads: Positive = 4
@@ -166,12 +167,12 @@ class LogConfig(Section):
 class TrainConfig(Section):
     """Optimisation and elasticity. The global batch is `global_batch` samples in slots of `micro_batch`."""
 
-    steps: Positive = 400
+    steps: Positive = 500
     global_batch: Positive = 64
     micro_batch: Positive = 16
-    lr: Annotated[float, Field(gt=0)] = 2e-3
+    lr: Annotated[float, Field(gt=0)] = 3e-3
     min_lr_ratio: Fraction = 0.1
-    warmup_steps: Annotated[int, Field(ge=0)] = 20
+    warmup_steps: Annotated[int, Field(ge=0)] = 40
     weight_decay: Annotated[float, Field(ge=0)] = 0.01
     betas: tuple[float, float] = (0.9, 0.95)
     eps: Annotated[float, Field(gt=0)] = 1e-8
