@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import warnings
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -103,8 +104,6 @@ def to_array(values: Tensor) -> NDArray[Any]:
 
 def to_tensor(values: NDArray[Any], dtype: torch.dtype) -> Tensor:
     """The tensor that `to_array` was given; shares the array's memory, which may be read-only."""
-    import warnings
-
     with warnings.catch_warnings():
         # Arrays from the object store are read-only; they are copied into pages and never written.
         warnings.filterwarnings("ignore", message=".*not writable.*")

@@ -13,6 +13,11 @@ from PIL import UnidentifiedImageError
 
 from elasmo.config import LimitsConfig
 
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
+"""Image formats that are read; Pillow knows more, and some of those run other programs."""
+MAX_CHANNELS = 8
+"""Channels of a sound; a compressed file could claim hundreds and cost their memory."""
+
 
 class MediaError(ValueError):
     """A medium that is empty, damaged or over a limit, in one sentence."""
@@ -32,17 +37,20 @@ def decode_image(data: bytes, limits: LimitsConfig) -> NDArray[np.uint8]:
         with warnings.catch_warnings():
             # Our own limit is checked right below; Pillow's warning would say it twice.
             warnings.simplefilter("ignore", Pillow.DecompressionBombWarning)
-            with Pillow.open(io.BytesIO(data)) as image:
+            with Pillow.open(io.BytesIO(data), formats=FORMATS) as image:
                 width, height = image.size
                 if width * height > limits.image_pixels:
                     raise MediaError(
                         f"The image has {width}x{height} = {width * height} pixels; "
                         f"at most {limits.image_pixels} are allowed (image_pixels)."
                     )
-                gray = image.mode in ("1", "L", "I;16", "I", "F")
-                pixels = np.asarray(image.convert("L" if gray else "RGB"), dtype=np.uint8)
-    except (UnidentifiedImageError, Pillow.DecompressionBombError) as error:
-        raise MediaError(f"The image cannot be read: {error}.") from None
+                pixels = _pixels(image)
+    except UnidentifiedImageError:
+        raise MediaError(f"The image is in no format that is read here; send {', '.join(FORMATS)}.") from None
+    except Pillow.DecompressionBombError:
+        raise MediaError(
+            f"The image's header claims far more than the {limits.image_pixels} pixels allowed (image_pixels)."
+        ) from None
     except (OSError, SyntaxError, ValueError, EOFError) as error:
         if isinstance(error, MediaError):
             raise
@@ -51,10 +59,10 @@ def decode_image(data: bytes, limits: LimitsConfig) -> NDArray[np.uint8]:
 
 
 def decode_audio(data: bytes, limits: LimitsConfig, sample_rate: int) -> NDArray[np.float32]:
-    """Samples of an encoded sound, float32 [samples] in -1..1; several channels are averaged.
+    """Samples of an encoded sound, float32 [samples] clipped to -1..1; several channels are averaged.
 
     Raises:
-        MediaError: empty, over `audio_bytes` or `audio_s`, another sample rate, or not a sound.
+        MediaError: empty, over `audio_bytes` or `audio_s`, another sample rate, too many channels, or not a sound.
     """
     if not data:
         raise MediaError("The audio is empty (0 bytes); send an encoded file such as WAV or FLAC.")
@@ -71,10 +79,25 @@ def decode_audio(data: bytes, limits: LimitsConfig, sample_rate: int) -> NDArray
                 raise MediaError(
                     f"The audio lasts {seconds:.2f} s; at most {limits.audio_s:g} s are allowed (audio_s)."
                 )
+            if sound.channels > MAX_CHANNELS:
+                raise MediaError(f"The audio has {sound.channels} channels; at most {MAX_CHANNELS} are allowed.")
             samples = sound.read(dtype="float32", always_2d=True)
-    except (soundfile.LibsndfileError, RuntimeError, OSError) as error:
+    except soundfile.LibsndfileError as error:
+        raise MediaError(f"The audio cannot be read: {error.error_string}") from None
+    except (RuntimeError, OSError) as error:
         raise MediaError(f"The audio cannot be read: {error}") from None
     if len(samples) == 0:
         raise MediaError("The audio holds no samples; send a recording of some length.")
-    mono: NDArray[np.float32] = samples.mean(axis=1, dtype=np.float32)
+    if not np.isfinite(samples).all():
+        raise MediaError("The audio holds samples that are not numbers (NaN or infinity); export it again.")
+    mono: NDArray[np.float32] = np.clip(samples, -1.0, 1.0).mean(axis=1, dtype=np.float32)
     return mono
+
+
+def _pixels(image: Pillow.Image) -> NDArray[np.uint8]:
+    """The first frame, [height, width] if gray, else [height, width, 3]."""
+    if image.mode.startswith("I;16"):
+        # Pillow would clip 16-bit samples at 255 and turn nearly everything white.
+        return (np.asarray(image).astype(np.uint16) >> 8).astype(np.uint8)
+    gray = image.mode in ("1", "L", "I", "F")
+    return np.asarray(image.convert("L" if gray else "RGB"), dtype=np.uint8)
