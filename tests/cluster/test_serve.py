@@ -18,7 +18,6 @@ import openai
 import pytest
 import ray
 from ray.cluster_utils import Cluster
-from tests.serve.tiny import CONFIG, png, tiny_model, wav
 
 from elasmo.config import Config, DecoderConfig, EngineConfig, LimitsConfig
 from elasmo.engine.kv import KVCachePayload
@@ -30,6 +29,7 @@ from elasmo.serve import ray_adapter
 from elasmo.serve.deadline import Deadline
 from elasmo.serve.launch import Endpoint
 from elasmo.serve.tokens import KVLost
+from tests.serve.tiny import CONFIG, png, tiny_model, wav
 
 ROOT = Path(__file__).resolve().parents[2]
 # KV of 4 KiB a token: the question's is far over the 100 kB below which Ray would carry it inside its messages.

@@ -58,7 +58,7 @@ def torch_config(workers: WorkersConfig) -> TorchConfig:
 def worker_resources(workers: WorkersConfig, cluster: Mapping[str, float]) -> dict[str, float]:
     """What one worker reserves on a cluster with these total resources.
 
-    A GPU where the config says so; else a `trainer`, and no CPU, where nodes offer trainers: trainers then never compete
+    A GPU where the config says so; else a `trainer`, and no CPU, where nodes offer trainers: they then never compete
     with Ray Data's tasks for CPU slots. Clusters whose nodes offer none reserve `workers.cpus` of a CPU.
     """
     if workers.use_gpu:
