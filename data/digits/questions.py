@@ -40,12 +40,13 @@ WHICH_TWO = (
     "What do you see and what do you hear?",
 )
 SAME = ("Do they match?", "Is the written digit the spoken one?", "Do the picture and the clip agree?")
+# Wordings of a field share a word that no other field has: what is asked for is told by the question alone.
 FIELDS = {
     "width": ("How many pixels wide is the ink?", "What is the inked width?", "How wide is the digit?"),
-    "left_edge": ("In which column does the ink start?", "What is the left edge?", "Where is the left edge?"),
+    "left_edge": ("In which column does the ink start?", "What is the first column?", "Which column is the first?"),
     "darkest_row": ("Which row holds the most ink?", "What is the darkest row?", "Which row is darkest?"),
-    "holes": ("How many holes are there?", "How many regions does the ink close off?", "Count the holes."),
-    "weight": ("Is the stroke light, medium or bold?", "What is the weight?", "How heavy is the stroke?"),
+    "holes": ("How many holes are there?", "What is the number of holes?", "Count the holes."),
+    "weight": ("Is the stroke light, medium or bold?", "How heavy is the stroke?", "What is the stroke like?"),
     "heavier_side": ("Is the left or the right heavier?", "Is there more ink left or right?", "Left or right?"),
     "heavier_end": ("Is the top or the bottom heavier?", "Is there more ink at the top or bottom?", "Top or bottom?"),
 }
