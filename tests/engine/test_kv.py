@@ -23,6 +23,7 @@ from elasmo.engine.kv import (
     verify_values,
 )
 from elasmo.model.sample import Audio, Image, Message, Table, Text
+from elasmo.model.tokenizer import AUDIO, IMAGE
 from tests.serve.tiny import png, tiny_model, wav
 
 
@@ -105,3 +106,21 @@ def test_media_digests_say_what_stands_where() -> None:
         same = [a.split(":")[1] == b.split(":")[1] for a, b in zip(base, other, strict=True)]
         assert same == [place != changed for place in range(3)]
     assert media_digests(processor.encode_chat([Message("user", (Text("x"),))], LimitsConfig())) == ()
+
+
+def test_every_image_and_clip_has_its_place_and_digest() -> None:
+    processor = tiny_model()[1]
+    segments = (Image(png(8)), Image(png(16)), Audio(wav(0.1)), Text("x"), Audio(wav(0.3)), Image(png(8)))
+    encoded = processor.encode_chat([Message("user", segments)], LimitsConfig())
+    found = [entry.replace("@", ":").split(":") for entry in media_digests(encoded)]
+    clip = len(encoded.audio[0]) // 4 + (len(encoded.audio[0]) % 4 > 0)
+    later = int(np.flatnonzero(encoded.tokens == AUDIO)[clip])
+    last = int(np.flatnonzero(encoded.tokens == IMAGE)[8])
+    assert [(kind, int(at)) for kind, at, _ in found] == [
+        ("image", 1),
+        ("image", 5),
+        ("image", last),
+        ("audio", 9),
+        ("audio", later),
+    ]
+    assert found[0][2] == found[2][2] != found[1][2] and found[3][2] != found[4][2]

@@ -153,20 +153,23 @@ def test_replayed_tokens_are_recomputed_as_they_were_sent_not_drawn_again() -> N
 
 
 def test_the_end_token_stops_a_sequence_and_length_ends_it() -> None:
-    """At a high temperature every token is about as likely: of many seeds some draw the end token, some do not."""
-    built = engine(EngineConfig(block_size=4, blocks=400, max_batch=40))
+    """In a model that scores the end token high or low, some seeds draw it and some never do."""
+    model = tiny_model()[0]
+    with torch.no_grad():
+        model.embed_tokens.weight[END] *= 4.0
+    built = engine(EngineConfig(block_size=4, blocks=400, max_batch=40), model)
     for seed in range(40):
-        params = SamplingParams(max_tokens=20, temperature=9.0, seed=seed)
+        params = SamplingParams(max_tokens=20, temperature=1.0, seed=seed)
         built.admit(str(seed), built.prefill(PROMPTS[0], params), params)
-    finishes = set()
+    finishes = []
     for outputs in run(built).values():
         assert all(output.finish is None for output in outputs[:-1])
         assert END not in tokens(outputs[:-1]) and not set(tokens(outputs)) & set(NEVER_GENERATED)
         last = outputs[-1]
         assert last.finish == ("stop" if last.token == END else "length")
         assert len(outputs) <= 20 and (last.finish == "stop" or len(outputs) == 20)
-        finishes.add(last.finish)
-    assert finishes == {"stop", "length"}
+        finishes.append(last.finish)
+    assert 5 < finishes.count("stop") < 35
 
 
 def test_one_token_ends_with_the_first() -> None:
@@ -285,6 +288,17 @@ def test_every_page_size_gives_the_same_tokens() -> None:
     wanted = without_cache(PROMPTS[4], RANDOM)
     for size in (1, 3, 16, 64):
         assert engine(EngineConfig(block_size=size, blocks=100)).generate(PROMPTS[4], RANDOM) == wanted
+
+
+def test_what_others_left_in_the_pages_is_never_read() -> None:
+    """Not even NaN, which masks do not stop: zero times NaN is NaN."""
+    built = engine()
+    built._pages.fill_(torch.nan)
+    for number in (1, 4):  # one page table is shorter than the other
+        built.admit(str(number), built.prefill(PROMPTS[number], RANDOM), RANDOM)
+    outputs = run(built)
+    for number in (1, 4):
+        assert tokens(outputs[str(number)]) == without_cache(PROMPTS[number], RANDOM)
 
 
 def test_bfloat16_kv_travels_as_bits_and_decodes_like_one_engine() -> None:

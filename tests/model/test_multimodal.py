@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 from collections.abc import Sequence
 
@@ -134,6 +135,17 @@ def test_gradients_of_micro_batches_add_up_to_those_of_the_batch() -> None:
     for (name, a), b in zip(whole.named_parameters(), parts.parameters(), strict=True):
         assert a.grad is not None and b.grad is not None
         assert torch.allclose(a.grad, b.grad, atol=1e-5, rtol=1e-4), name
+
+
+@pytest.mark.parametrize("spare", [1, -1])
+def test_placeholders_that_do_not_fit_the_media_are_refused(spare: int) -> None:
+    """One too few would otherwise shift every later medium in silence."""
+    sample = SAMPLES[0]
+    place = int(np.flatnonzero(sample.tokens == IMAGE)[0])
+    tokens = np.insert(sample.tokens, place, IMAGE) if spare > 0 else np.delete(sample.tokens, place)
+    wrong = dataclasses.replace(sample, tokens=tokens, loss_mask=np.zeros(len(tokens), np.uint8))
+    with pytest.raises(ValueError, match=rf"{4 + spare} placeholders <\|image\|> for 4 embeddings"):
+        MODEL(collate([wrong]))
 
 
 @torch.no_grad()

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from elasmo.model.batch import Encoded
+from elasmo.model.processor import audio_tokens
 from elasmo.model.tokenizer import AUDIO, IMAGE, TABLE
 
 LAYOUT = "layers of [key|value, tokens, kv_heads, head_dim]"
@@ -33,7 +34,7 @@ class KVEnvelope:
         dtype: of the values, `float32` or `bfloat16` (carried as its bits in uint16).
         layout: order of dimensions.
         tokens: prompt tokens it covers.
-        media_digests: `kind@first token:digest` of each medium in the prompt.
+        media_digests: `kind@first token:digest` of the media in the prompt.
         first_token: the token sampled from the prompt.
         seed: of the request; later tokens are drawn from it.
         checksum: CRC-32 of the bytes.
@@ -112,16 +113,16 @@ def to_tensor(values: NDArray[Any], dtype: torch.dtype) -> Tensor:
 
 
 def media_digests(prompt: Encoded) -> tuple[str, ...]:
-    """Which media stand where in a prompt."""
-    kinds = (
-        (IMAGE, "image", [image.tobytes() for image in prompt.images]),
-        (AUDIO, "audio", [clip.tobytes() for clip in prompt.audio]),
-        (TABLE, "table", [prompt.cell_values.tobytes() + prompt.cell_categories.tobytes()]),
-    )
-    found = []
-    for token, kind, contents in kinds:
-        places = np.flatnonzero(prompt.tokens == token)
-        if len(places):
-            digest = hashlib.blake2b(b"".join(contents), digest_size=16).hexdigest()
-            found.append(f"{kind}@{places[0]}:{digest}")
-    return tuple(found)
+    """Which media stand where in a prompt; the records of a prompt have one digest together."""
+    images, clips, cells = (np.flatnonzero(prompt.tokens == token) for token in (IMAGE, AUDIO, TABLE))
+    found: list[tuple[str, int, bytes]] = []
+    for number, image in enumerate(prompt.images):
+        found.append(("image", images[number * len(images) // len(prompt.images)], image.tobytes()))
+    start = 0
+    for clip in prompt.audio:
+        found.append(("audio", clips[start], clip.tobytes()))
+        start += audio_tokens(len(clip))
+    if len(cells):
+        parts = (prompt.cell_fields, prompt.cell_values, prompt.cell_categories)
+        found.append(("table", cells[0], b"".join(part.tobytes() for part in parts)))
+    return tuple(f"{kind}@{at}:{hashlib.blake2b(data, digest_size=16).hexdigest()}" for kind, at, data in found)

@@ -179,13 +179,12 @@ class TorchEngine:
     def _decode(self, running: Sequence[_Sequence]) -> Tensor:
         """Logits [batch, vocab] after each sequence's last token, whose KV enters the cache."""
         most = max(self.blocks.needed(sequence.length + 1) for sequence in running)
-        tables = torch.zeros(len(running), most, dtype=torch.int64)
-        for row, sequence in enumerate(running):
-            pages = sequence.pages[:most]
-            tables[row, : len(pages)] = torch.tensor(pages)
+        # Padded with a page of the sequence's own: it never reads a neighbour's, not even behind the mask.
+        rows = [(*sequence.pages, *sequence.pages[-1:] * most)[:most] for sequence in running]
+        tables = torch.tensor(rows, device=self.device)
         lengths = torch.tensor([sequence.length for sequence in running], device=self.device)
         tokens = torch.tensor([[sequence.tokens[-1]] for sequence in running], device=self.device)
-        attention = PagedAttention(self._pages, tables.to(self.device), lengths)
+        attention = PagedAttention(self._pages, tables, lengths)
         hidden = self.model.decode(self.model.embed_tokens(tokens), lengths[:, None], attention)
         return self.model.logits(hidden[:, 0])
 
@@ -211,13 +210,13 @@ class TorchEngine:
         return sample(scores, params, index)
 
     def _write(self, payload: KVCachePayload, pages: tuple[int, ...]) -> None:
+        """Fills all pages of a sequence: zeros follow its KV, since NaN left by another one would pass the mask."""
         size, tokens = self.config.block_size, payload.envelope.tokens
-        used = list(pages[: self.blocks.needed(tokens)])
         for number, layer in enumerate(payload.layers):
             values = to_tensor(layer, self.dtype).to(self.device)
-            padded = torch.zeros((2, len(used) * size, *values.shape[2:]), dtype=self.dtype, device=self.device)
+            padded = torch.zeros((2, len(pages) * size, *values.shape[2:]), dtype=self.dtype, device=self.device)
             padded[:, :tokens] = values
-            self._pages[number][:, used] = padded.view(2, len(used), size, *values.shape[2:])
+            self._pages[number][:, list(pages)] = padded.view(2, len(pages), size, *values.shape[2:])
 
     def _check_context(self, prompt_tokens: int, params: SamplingParams) -> None:
         limit = self.model.config.decoder.max_seq

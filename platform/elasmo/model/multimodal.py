@@ -16,7 +16,7 @@ from elasmo.model.batch import Batch
 from elasmo.model.decoder import Decoder
 from elasmo.model.processor import TableField
 from elasmo.model.table import TableTower
-from elasmo.model.tokenizer import AUDIO, IMAGE, TABLE
+from elasmo.model.tokenizer import AUDIO, IMAGE, SPECIAL_TOKENS, TABLE
 from elasmo.model.vision import VisionTower
 
 
@@ -70,6 +70,9 @@ class MultimodalDecoder(nn.Module):
 
         In training a tower without input runs once on a zero item with weight 0: every rank then issues the same
         collectives and every parameter has a gradient, whatever the modalities of its micro-batch.
+
+        Raises:
+            ValueError: the batch has not as many placeholders of a medium as its tower makes embeddings.
         """
         x: Tensor = self.embed_tokens(batch.tokens)
         media = (
@@ -81,8 +84,16 @@ class MultimodalDecoder(nn.Module):
             if tower is None or not (present or self.training):
                 continue
             values = tower(*inputs).flatten(0, -2).to(x.dtype)
-            place = (batch.tokens == token)[:, :, None]
-            x = x.masked_scatter(place, values) if present else x + values.sum() * 0.0
+            if not present:
+                x = x + values.sum() * 0.0
+                continue
+            place = batch.tokens == token
+            if (count := int(place.sum())) != len(values):
+                raise ValueError(
+                    f"The batch has {count} placeholders {SPECIAL_TOKENS[token]} for {len(values)} embeddings; it was "
+                    "encoded for a model with other image, audio or table settings."
+                )
+            x = x.masked_scatter(place[:, :, None], values)
         return x
 
     def decode(self, embeddings: Tensor, positions: Tensor, attention: Attention) -> Tensor:

@@ -125,12 +125,13 @@ class Processor:
         try:
             settings = json.loads((folder / "processor.json").read_text())
             tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+            config = ModelConfig.model_validate(settings["model"])
+            fields = [
+                TableField(**{**field, "categories": tuple(field["categories"])}) for field in settings["table_fields"]
+            ]
         except Exception as error:  # tokenizers raises bare Exception
             raise ProcessorError(f"{folder} holds no usable processor: {error}.") from None
-        fields = [
-            TableField(**{**field, "categories": tuple(field["categories"])}) for field in settings["table_fields"]
-        ]
-        return cls(tokenizer, ModelConfig.model_validate(settings["model"]), fields)
+        return cls(tokenizer, config, fields)
 
     def _feature_configs(self) -> tuple[VisionConfig | AudioConfig | Any, ...]:
         return self.config.vision, self.config.audio, self.config.table

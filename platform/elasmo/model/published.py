@@ -29,7 +29,7 @@ from elasmo.model.fragments import (
     write_file,
 )
 from elasmo.model.multimodal import MultimodalDecoder
-from elasmo.model.processor import Processor
+from elasmo.model.processor import Processor, ProcessorError
 
 FORMAT = 1
 PROCESSOR = "processor"
@@ -125,7 +125,10 @@ def load(path: str | Path) -> Published:
         weights = parse_manifest({**manifest["weights"]["manifest"], "meta": {}})
     except (KeyError, TypeError, ValidationError, json.JSONDecodeError) as error:
         raise PublishedError(f"{folder / MANIFEST} is not a manifest of `elasmo publish`: {error}.") from None
-    processor = Processor.load(folder / PROCESSOR)
+    try:
+        processor = Processor.load(folder / PROCESSOR)
+    except ProcessorError as error:
+        raise PublishedError(f"{error} Publish the model again.") from None
     if processor.fingerprint() != manifest["processor_hash"]:
         raise PublishedError(f"{folder / PROCESSOR} differs from the manifest; publish the model again.")
     if _hash(config, processor, manifest["weights"]["manifest"]) != manifest["model_hash"]:
