@@ -155,9 +155,12 @@ class FailFastOnUserErrors(DefaultFailurePolicy):
 def user_error(error: BaseException | None) -> str | None:
     """The sentence of a user's mistake somewhere in a chain of wrapped errors, None if there is none."""
     for link in _chain(error):
-        for failure in (link, *getattr(link, "worker_failures", {}).values()):
-            if any(kind.__name__ in FATAL_ERRORS for kind in type(failure).__mro__):
-                return str(failure.args[0]) if failure.args else str(failure)
+        if any(kind.__name__ in FATAL_ERRORS for kind in type(link).__mro__):
+            return str(link.args[0]) if link.args else str(link)
+        for failure in getattr(link, "worker_failures", {}).values():
+            sentence = user_error(failure)
+            if sentence is not None:
+                return sentence
     return None
 
 

@@ -1,0 +1,78 @@
+"""Publishing points at the checkpoint that training wrote, the best one unless told otherwise."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from elasmo.model import published
+from elasmo.model.fragments import WEIGHT, CheckpointError, Manifest, commit, write_file
+from elasmo.train import checkpoint
+from elasmo.train.publication import publish
+from tests.serve.tiny import tiny_model
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run folder with checkpoints of steps 10 and 20 of a tiny model, the first one scored best."""
+    model, processor = tiny_model()
+    processor.save(tmp_path / "processor")
+    for step in (10, 20):
+        temporary = tmp_path / "checkpoints" / f".tmp{step}"
+        temporary.mkdir(parents=True)
+        values = {name: p.detach() * step for name, p in model.named_parameters()}
+        file, parts = write_file(
+            temporary / "rank-00000.safetensors", ((n, 0, {WEIGHT: v.reshape(-1)}) for n, v in values.items())
+        )
+        meta = {"config": {"model": model.config.model_dump(mode="json")}, "processor_hash": processor.fingerprint()}
+        shapes = {name: tuple(value.shape) for name, value in values.items()}
+        manifest = Manifest(step, shapes, (WEIGHT,), parts, (file,), meta)
+        commit(temporary, tmp_path / "checkpoints" / checkpoint.folder_name(step), manifest)
+    checkpoint.write_best(tmp_path, checkpoint.folder_name(10), "mean_accuracy", 0.5)
+    summary = {"run": "r", "name": "tiny", "gold": {"snapshot": "abc"}}
+    (tmp_path / "run.json").write_text(json.dumps(summary))
+    return tmp_path
+
+
+@pytest.mark.parametrize(("step", "wanted"), [(None, 10), (20, 20)])
+def test_the_chosen_checkpoint_is_served_as_it_lies(run: Path, step: int | None, wanted: int) -> None:
+    done = publish(run, step)
+    assert (done.step, done.name) == (wanted, "tiny")
+    loaded = published.load(done.folder)
+    for (name, ours), (_, original) in zip(
+        loaded.model.named_parameters(), tiny_model()[0].named_parameters(), strict=True
+    ):
+        assert ours.detach().equal(original.detach() * wanted), name
+    assert loaded.manifest["source"] == {"run": "r", "step": wanted, "gold": "abc"}
+    assert not list(done.folder.glob("*.safetensors"))
+
+
+def test_a_published_checkpoint_survives_pruning(run: Path) -> None:
+    publish(run, 10)
+    checkpoint.write_best(run, checkpoint.folder_name(20), "mean_accuracy", 0.9)
+    assert checkpoint.prune(run / "checkpoints", 1, checkpoint.pinned(run)) == []
+
+
+def test_pruning_keeps_the_newest_and_the_best(run: Path) -> None:
+    (run / "checkpoints" / ".step-000015.attempt-1").mkdir()
+    (run / "checkpoints" / ".step-000030.attempt-2").mkdir()
+    removed = checkpoint.prune(run / "checkpoints", 1, set())
+    assert removed == ["step-000010", ".step-000015.attempt-1"]
+    assert [path.name for path in checkpoint.committed(run / "checkpoints")] == ["step-000020"]
+
+
+def test_a_step_that_is_not_there_and_a_folder_that_is_no_run_are_named(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="no committed checkpoint of step 15; it has 10, 20"):
+        publish(run, 15)
+    with pytest.raises(CheckpointError, match="is not a run folder"):
+        publish(tmp_path / "elsewhere")
+
+
+def test_another_processor_is_refused(run: Path) -> None:
+    settings = json.loads((run / "processor" / "processor.json").read_text())
+    settings["table_fields"] = []
+    (run / "processor" / "processor.json").write_text(json.dumps(settings))
+    with pytest.raises(CheckpointError, match="is not the processor that"):
+        publish(run)

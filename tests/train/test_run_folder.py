@@ -1,0 +1,46 @@
+"""The run folder: the log is read whole lines at a time, and receipts are held against the plan."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from elasmo.data.plan import StepPlan
+from elasmo.train.run_folder import LogReader, check_receipts, events, write_summary
+from tests.data.test_plan import make_index
+
+
+def write(folder: Path, *lines: object) -> None:
+    with (folder / "log.jsonl").open("a") as log:
+        log.writelines(json.dumps(line) + "\n" for line in lines)
+
+
+def test_a_growing_log_is_read_once_and_never_a_half_line(tmp_path: Path) -> None:
+    reader = LogReader(tmp_path)
+    assert reader.read() == []
+    write(tmp_path, {"event": "a"})
+    with (tmp_path / "log.jsonl").open("a") as log:
+        log.write('{"event": "b", "x": "é')
+        log.flush()
+        assert reader.read() == [{"event": "a"}]
+        assert reader.read() == []
+        log.write('"}\n')
+    assert reader.read() == [{"event": "b", "x": "é"}]
+    assert events(tmp_path, "b") == [{"event": "b", "x": "é"}]
+
+
+def test_receipts_tell_missing_and_differing_steps_and_the_last_attempt_counts(tmp_path: Path) -> None:
+    plan = StepPlan(make_index(90), 0, 12, 4)
+    right = [{"event": "step", "step": step, "receipt": plan.receipt(step - 1)} for step in range(1, 6)]
+    write(tmp_path, {**right[0], "receipt": "of a dead attempt"}, *right)
+    assert check_receipts(tmp_path, plan, 5).match
+    beyond = check_receipts(tmp_path, plan, 7)
+    assert (beyond.missing, beyond.differing, beyond.match) == ((6, 7), (), False)
+    write(tmp_path, {**right[2], "receipt": right[3]["receipt"]})
+    assert check_receipts(tmp_path, plan, 5).differing == (3,)
+
+
+def test_the_summary_grows(tmp_path: Path) -> None:
+    write_summary(tmp_path, status="running", run="r")
+    write_summary(tmp_path, status="succeeded")
+    assert json.loads((tmp_path / "run.json").read_text()) == {"status": "succeeded", "run": "r"}
