@@ -51,6 +51,7 @@ TestPages = Pages.TestCase
 TestPages.settings = settings(max_examples=30, stateful_step_count=25, deadline=None)
 
 
+@settings(deadline=None)
 @given(st.integers(0, 500), st.integers(1, 64))
 def test_needed_pages_hold_the_tokens_and_no_page_is_spare(tokens: int, size: int) -> None:
     needed = BlockManager(1, size).needed(tokens)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elasmo.engine.sampling import SamplingParams, sample, uniform
@@ -29,6 +29,7 @@ def naive(logits: np.ndarray, params: SamplingParams, index: int) -> int:
     return nucleus[-1]
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.integers(-60, 60), min_size=2, max_size=12, unique=True),
     st.sampled_from([0.3, 1.0, 2.5]),

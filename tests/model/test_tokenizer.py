@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
@@ -12,6 +12,7 @@ TEXTS = ["What digit is this?", "Which number do you hear?", "seven", "the digit
 TOKENIZER = train_tokenizer(TEXTS, 320)
 
 
+@settings(deadline=None)
 @given(st.text())
 def test_any_text_round_trips(text: str) -> None:
     ids = TOKENIZER.encode(text, add_special_tokens=False).ids
@@ -19,6 +20,7 @@ def test_any_text_round_trips(text: str) -> None:
     assert all(len(SPECIAL_TOKENS) <= token < TOKENIZER.get_vocab_size() for token in ids)
 
 
+@settings(deadline=None)
 @given(st.lists(st.sampled_from([*SPECIAL_TOKENS, "<|", "|>", "end", " ", "<|end", "|>x"]), max_size=8))
 def test_text_that_spells_control_tokens_stays_text(parts: list[str]) -> None:
     text = "".join(parts)
