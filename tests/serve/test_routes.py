@@ -206,6 +206,21 @@ def test_the_other_paths(endpoint: Endpoint) -> None:
     assert wrong_method.status_code == 405
 
 
+def test_a_defect_is_a_500_that_tells_no_internals(caplog: pytest.LogCaptureFixture) -> None:
+    endpoint = Endpoint()
+
+    async def broken(*arguments: Any) -> Any:
+        raise KeyError("secret")
+
+    endpoint.pools.prefill = broken  # type: ignore[method-assign]
+    response = endpoint.chat(max_tokens=5)
+    error = response.json()["error"]
+    assert (response.status_code, error["code"]) == (500, "internal_error")
+    assert "secret" not in response.text
+    reference = error["message"].split()[-1].rstrip(".")
+    assert f"{reference}: 'secret'" in caplog.text
+
+
 def test_records_carry_what_metrics_need(endpoint: Endpoint) -> None:
     answer = endpoint.chat(max_tokens=10).json()
     record = endpoint.records[-1]

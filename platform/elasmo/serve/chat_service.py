@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import secrets
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -20,14 +19,12 @@ from elasmo.serve.completion import Completion
 from elasmo.serve.deadline import Deadline, DeadlineExceeded
 from elasmo.serve.generation import Attempts, Pools, generate
 from elasmo.serve.media_parts import to_messages
-from elasmo.serve.openai_errors import ApiError, internal, invalid_request, timed_out, unknown_model
+from elasmo.serve.openai_errors import ApiError, defect, invalid_request, timed_out, unknown_model
 from elasmo.serve.openai_protocol import ChatCompletion, ChatRequest
 from elasmo.serve.parse import parse_chat_request
 from elasmo.serve.request_record import RequestRecord
 from elasmo.serve.served_model import ServedModel
 from elasmo.serve.tokens import RequestRefused
-
-logger = logging.getLogger(__name__)
 
 
 class ChatService:
@@ -136,9 +133,7 @@ class ChatService:
             return timed_out(self._config.request_timeout_s, error.waiting_for)
         if isinstance(error, RequestRefused):
             return invalid_request(str(error), "messages")
-        reference = f"error-{secrets.token_hex(6)}"
-        logger.exception("%s", reference, exc_info=error)
-        return internal(reference)
+        return defect(error)
 
     def _end(self, record: RequestRecord) -> None:
         record.end()

@@ -13,6 +13,7 @@ from elasmo.config import ServeConfig
 from elasmo.serve.chat_service import ChatService
 from elasmo.serve.metrics import Metrics
 from elasmo.serve.pools import ReplicaPools
+from elasmo.serve.ray_adapter import ask_all
 from elasmo.serve.request_record import RequestRecord, Totals
 from elasmo.serve.routes import build_routes
 from elasmo.serve.served_model import read_served_model
@@ -43,7 +44,8 @@ class Ingress:
 
     async def _stats(self) -> dict[str, Any]:
         """This ingress's totals and the figures of every replica of the pools."""
-        pools = await asyncio.gather(*(self._ask(handle) for handle in self._handles.values()))
+        asked = (ask_all(handle, "stats", _STATS_TIMEOUT_S) for handle in self._handles.values())
+        pools = await asyncio.gather(*asked)
         admission = self._service.admission
         ingress = {
             "pid": os.getpid(),
@@ -52,7 +54,3 @@ class Ingress:
             "refused": admission.refused,
         }
         return {"ingress": {**ingress, **self._totals.as_dict()}, **dict(zip(self._handles, pools, strict=True))}
-
-    async def _ask(self, handle: DeploymentHandle) -> list[dict[str, Any]]:
-        answers = await handle.broadcast("stats").results_async(timeout_s=_STATS_TIMEOUT_S, return_exceptions=True)
-        return [answer if isinstance(answer, dict) else {"error": str(answer)} for answer in answers]

@@ -97,5 +97,6 @@ def _connect(config: Config) -> None:
     except ConnectionError:
         raise ServeSetupError(
             f"ray.address is {config.ray.address!r}, but no Ray cluster answers there; run `ray start --head` "
-            "first, or let `elasmo serve ray.address=local` start one."
+            "first (with RAY_AUTH_MODE=token set for a cluster that has token authentication), or let "
+            "`elasmo serve ray.address=local` start one."
         ) from None

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import math
+import secrets
 from collections.abc import Mapping
 from typing import Any
+
+logger = logging.getLogger(__name__)
 
 
 class ApiError(Exception):
@@ -104,11 +108,13 @@ def unavailable(attempts: int, reason: str) -> ApiError:
     )
 
 
-def internal(request_id: str) -> ApiError:
-    """500: a defect; the details are in the ingress log under the request id, not in the answer."""
+def defect(error: Exception) -> ApiError:
+    """500: an error nobody foresaw. It is logged under a reference; the answer carries the reference alone."""
+    reference = f"error-{secrets.token_hex(6)}"
+    logger.error("%s: %s", reference, error, exc_info=error)
     return ApiError(
         500,
-        f"The server met an error it did not expect; its log has the details under {request_id}.",
+        f"The server met an error it did not expect; its log has the details under {reference}.",
         "server_error",
         "internal_error",
     )

@@ -18,13 +18,13 @@ class ReplicaPools:
     """Implements `elasmo.serve.generation.Pools` for an ingress replica."""
 
     def __init__(self, prefill: DeploymentHandle, decode: DeploymentHandle) -> None:
-        self._prefill = prefill
-        self._decode = decode
+        self._prefill = ray_adapter.method_of(prefill, "prefill", stream=False)
+        self._decode = ray_adapter.method_of(decode, "decode", stream=True)
 
     async def prefill(self, prompt: Encoded, params: SamplingParams, deadline: Deadline) -> ray.ObjectRef:
         """A reference to the prompt's KV; it is freed when the last copy of the reference is dropped."""
         return await ray_adapter.call_by_reference(
-            self._prefill, "prefill", deadline, "prefill", prompt, params, deadline.remaining_s()
+            self._prefill, deadline, "prefill", prompt, params, deadline.remaining_s()
         )
 
     async def decode(
@@ -33,7 +33,7 @@ class ReplicaPools:
         """Token batches after `sent`, from whichever decode replica Serve picks."""
         # Inside a list, or Serve would resolve the reference on the way and hand the replica a value.
         items = ray_adapter.stream_items(
-            self._decode, "decode", deadline, "the next token", [kv], params, sent, deadline.remaining_s()
+            self._decode, deadline, "the next token", [kv], params, sent, deadline.remaining_s()
         )
         try:
             async for item in items:

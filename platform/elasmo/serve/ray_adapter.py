@@ -12,14 +12,21 @@ from typing import Any
 
 import ray
 from ray.exceptions import ObjectLostError, RayActorError, RayError, RayTaskError
+from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from elasmo.serve.deadline import Deadline
 from elasmo.serve.tokens import KVLost, ReplicaFailed
 
 
+def method_of(handle: DeploymentHandle, method: str, stream: bool) -> DeploymentHandle:
+    """A replica's method to call, its results by reference; routing is set up now and not in the first request."""
+    # By reference even where Serve is set to its gRPC transport, whose results never reach the object store.
+    return handle.options(method_name=method, stream=stream, _by_reference=True)
+
+
 async def call_by_reference(
-    handle: DeploymentHandle, method: str, deadline: Deadline, waiting_for: str, *arguments: Any
+    method: DeploymentHandle, deadline: Deadline, waiting_for: str, *arguments: Any
 ) -> ray.ObjectRef:
     """Calls a replica and returns the reference of its result once that is ready, here or on another node.
 
@@ -30,15 +37,14 @@ async def call_by_reference(
         DeadlineExceeded: with `waiting_for`; the call is cancelled.
         ReplicaFailed: no replica took the call.
     """
-    # By reference even where Serve is set to its gRPC transport, whose results never reach the object store.
-    response: Any = handle.options(method_name=method, _by_reference=True).remote(*arguments)
+    response: Any = method.remote(*arguments)
     done = False
     try:
         ref: ray.ObjectRef = await deadline.within(response._to_object_ref(), f"a replica for {waiting_for}")
         await deadline.within(_ready(ref), waiting_for)
         done = True
         return ref
-    except RayError as error:
+    except (RayError, RayServeException) as error:
         raise ReplicaFailed(first_line(error)) from error
     finally:
         if not done:
@@ -46,7 +52,7 @@ async def call_by_reference(
 
 
 async def stream_items(
-    handle: DeploymentHandle, method: str, deadline: Deadline, waiting_for: str, *arguments: Any
+    method: DeploymentHandle, deadline: Deadline, waiting_for: str, *arguments: Any
 ) -> AsyncGenerator[Any, None]:
     """Items of a replica's async generator method. Closing it cancels the call on the replica.
 
@@ -54,7 +60,7 @@ async def stream_items(
         DeadlineExceeded: an item did not come in time.
         ReplicaFailed: the replica died or raised.
     """
-    response: Any = handle.options(method_name=method, stream=True, _by_reference=True).remote(*arguments)
+    response: Any = method.remote(*arguments)
     done = False
     try:
         while True:
@@ -63,12 +69,21 @@ async def stream_items(
                 break
             yield item
         done = True
-    except RayError as error:
+    except (RayError, RayServeException) as error:
         done = True
         raise ReplicaFailed("the replica died" if isinstance(error, RayActorError) else first_line(error)) from error
     finally:
         if not done:
             response.cancel()
+
+
+async def ask_all(handle: DeploymentHandle, method: str, timeout_s: float) -> list[dict[str, Any]]:
+    """The answers of every replica of a pool; one that does not answer, or no pool, is told as `{"error": ...}`."""
+    try:
+        answers = await handle.broadcast(method).results_async(timeout_s=timeout_s, return_exceptions=True)
+    except (RayError, RayServeException, TimeoutError) as error:
+        return [{"error": first_line(error)}]
+    return [{"error": first_line(answer)} if isinstance(answer, BaseException) else answer for answer in answers]
 
 
 async def read(ref: ray.ObjectRef, deadline: Deadline) -> Any:

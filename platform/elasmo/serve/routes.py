@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 from elasmo.config import ServeConfig
 from elasmo.serve.chat_service import ChatService
 from elasmo.serve.completion import Completion
-from elasmo.serve.openai_errors import ApiError, body_too_slow, invalid_request, too_large, unknown_model
+from elasmo.serve.openai_errors import ApiError, body_too_slow, defect, invalid_request, too_large, unknown_model
 from elasmo.serve.openai_protocol import ModelCard, ModelList
 from elasmo.serve.sse import HEADERS, MEDIA_TYPE
 
@@ -80,6 +80,11 @@ def build_routes(service: ChatService, config: ServeConfig, stats: Callable[[], 
     @app.exception_handler(ApiError)
     async def api_error(request: Request, error: ApiError) -> Response:
         return JSONResponse(error.body(), status_code=error.status, headers=error.headers)
+
+    @app.exception_handler(Exception)
+    async def unforeseen(request: Request, error: Exception) -> Response:
+        answer = defect(error)
+        return JSONResponse(answer.body(), status_code=answer.status)
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> Response:
