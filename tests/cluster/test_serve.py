@@ -58,7 +58,15 @@ class Served:
             "decode": {"cpus": 0.1, "resources": {"back": 0.01}},
         }
         self.config = Config.model_validate(
-            {"serve": {"published": str(folder), "port": free_port(), "engine": {"blocks": 256}, "request_timeout_s": 120, **pools}}
+            {
+                "serve": {
+                    "published": str(folder),
+                    "port": free_port(),
+                    "engine": {"blocks": 256},
+                    "request_timeout_s": 120,
+                    **pools,
+                }
+            }
         )
         self.endpoint = Endpoint(self.config)
         self.client = openai.OpenAI(
