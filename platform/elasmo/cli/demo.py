@@ -40,6 +40,7 @@ def demo(
     console = Console()
     clock = _Clock()
     console.print(f"[bold]Elasmo demo[/] · {config_file}, {config.ray.nodes} raylets, {config.train.steps} steps")
+    console.print(dump(config), style="dim", markup=False, highlight=False)
 
     _title(console, 1, f"Ingest {config.data.dataset}: bronze, silver, gold")
     _ingest(config, console)
@@ -81,7 +82,6 @@ def demo(
     figures["problems"] = problems
     (run / "demo.json").write_text(json.dumps(figures, indent=1))
     Path(config.train.storage, "demo.json").write_text(json.dumps(figures, indent=1))
-    (run / "config.yaml").write_text(dump(config))
     _report(run)
     _title(console, 5, "Result")
     _show(console, figures, run)

@@ -173,7 +173,9 @@ def _part(segment: Segment) -> dict[str, Any]:
 
 
 def _ask(client: Any, model: str, row: GoldRow) -> Answered:
-    answer = client.chat.completions.create(model=model, messages=_messages(row), max_tokens=ANSWER_TOKENS)
+    answer = client.chat.completions.create(
+        model=model, messages=_messages(row), max_tokens=ANSWER_TOKENS, temperature=0
+    )
     return Answered(row, answer.choices[0].message.content or "")
 
 
@@ -183,6 +185,7 @@ def _stream(client: Any, model: str, row: GoldRow) -> Answered:
         model=model,
         messages=_messages(row),
         max_tokens=ANSWER_TOKENS,
+        temperature=0,
         stream=True,
         stream_options={"include_usage": True},
     )

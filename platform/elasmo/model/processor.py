@@ -8,14 +8,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image as Pillow
 from tokenizers import Tokenizer
 
-from elasmo.config import AudioConfig, LimitsConfig, ModelConfig, VisionConfig
+from elasmo.config import LimitsConfig, ModelConfig, VisionConfig
 from elasmo.model.batch import Encoded
 from elasmo.model.media import MediaError, decode_audio, decode_image
 from elasmo.model.mel import log_mel
@@ -99,8 +99,13 @@ class Processor:
         return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=True))
 
     def fingerprint(self) -> str:
-        """SHA-256 over everything that decides what the model sees."""
-        features = [None if part is None else part.model_dump(mode="json") for part in self._feature_configs()]
+        """SHA-256 over everything that decides what the model sees: not the sizes of its towers, which it does not."""
+        vision, audio = self.config.vision, self.config.audio
+        features = [
+            None if vision is None else [vision.image_size, vision.channels, vision.patch],
+            None if audio is None else [audio.sample_rate, audio.n_fft, audio.hop, audio.n_mels, audio.max_s],
+            self.config.table is not None,
+        ]
         described = [json.loads(self.tokenizer.to_str()), [asdict(field) for field in self.table_fields], features]
         return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
 
@@ -132,9 +137,6 @@ class Processor:
         except Exception as error:  # tokenizers raises bare Exception
             raise ProcessorError(f"{folder} holds no usable processor: {error}.") from None
         return cls(tokenizer, config, fields)
-
-    def _feature_configs(self) -> tuple[VisionConfig | AudioConfig | Any, ...]:
-        return self.config.vision, self.config.audio, self.config.table
 
     def _encode(self, segment: Segment, limits: LimitsConfig, parts: _Parts, target: bool) -> None:
         if isinstance(segment, Text):

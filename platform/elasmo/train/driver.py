@@ -66,6 +66,7 @@ def fit(
         ray.init(address=None if config.ray.address == "local" else config.ray.address, logging_level=logging.WARNING)
     started = time.time()
     gold = open_gold(config)
+    gold.check_model(config.model)
     config = pinned(config, gold.snapshot)
     run_id = run_id or run_folder.new_run_id(config)
     folder = run_folder.create(config, run_id, gold)
