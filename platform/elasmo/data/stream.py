@@ -125,7 +125,7 @@ class PlanDataConfig(RayDataConfig):
             batch_size=None,
             batch_format="pyarrow",
             zero_copy_batch=True,
-            concurrency=data.decode_workers,
+            compute=ray.data.ActorPoolStrategy(size=data.decode_workers),
             num_cpus=data.decode_cpus,
         )
         stream.set_name(f"{TRAIN}-attempt{attempt}-rank{rank}")
