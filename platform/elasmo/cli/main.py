@@ -7,7 +7,6 @@ function, so that `elasmo --help` answers at once.
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import sys
 from typing import Annotated
 
@@ -67,8 +66,7 @@ def _options(
 
 def _register() -> None:
     for verb in VERBS:
-        if importlib.util.find_spec(f"elasmo.cli.{verb}") is not None:
-            app.command(verb)(getattr(importlib.import_module(f"elasmo.cli.{verb}"), verb))
+        app.command(verb)(getattr(importlib.import_module(f"elasmo.cli.{verb}"), verb))
 
 
 _register()
