@@ -170,10 +170,10 @@ class TrainConfig(Section):
     steps: Positive = 500
     global_batch: Positive = 64
     micro_batch: Positive = 16
-    lr: Annotated[float, Field(gt=0)] = 3e-3
+    lr: Annotated[float, Field(gt=0)] = 2e-3
     min_lr_ratio: Fraction = 0.1
-    warmup_steps: Annotated[int, Field(ge=0)] = 40
-    weight_decay: Annotated[float, Field(ge=0)] = 0.01
+    warmup_steps: Annotated[int, Field(ge=0)] = 20
+    weight_decay: Annotated[float, Field(ge=0)] = 0.1
     betas: tuple[float, float] = (0.9, 0.95)
     eps: Annotated[float, Field(gt=0)] = 1e-8
     grad_clip: Annotated[float, Field(gt=0)] = 1.0
