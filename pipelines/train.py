@@ -4,10 +4,9 @@ import argparse
 import sys
 from pathlib import Path
 
+from elasmo.config import ConfigError, dump, load
 from elasmo.data.gold import GoldError
 from elasmo.data.ingest import ingest
-
-from elasmo.config import ConfigError, dump, load
 from elasmo.data.stream import open_gold
 from elasmo.train import TrainError, fit
 

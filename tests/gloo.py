@@ -1,4 +1,4 @@
-"""Runs a function on several gloo ranks, each a fresh process forked from a server that has torch and DeepSpeed loaded."""
+"""Runs a function on several gloo ranks, each a process forked from a server that has torch and DeepSpeed loaded."""
 
 from __future__ import annotations
 
@@ -45,7 +45,9 @@ def _collect(pipes: list[Connection], deadline_s: float) -> list[Any]:
         waiting = [pipe for rank, pipe in enumerate(pipes) if rank not in results]
         ready = wait(waiting, deadline_s)
         if not ready:
-            raise RankFailed(f"no rank answered within {deadline_s} s; missing {sorted(set(range(len(pipes))) - set(results))}")
+            raise RankFailed(
+                f"no rank answered within {deadline_s} s; missing {sorted(set(range(len(pipes))) - set(results))}"
+            )
         for pipe in ready:
             rank = pipes.index(pipe)
             failed, value = pipe.recv()

@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.data.conftest import good_rows, write_dataset
 from typer.testing import CliRunner
 
 from elasmo.cli.main import app
 from elasmo.data.contract import ContractError
+from tests.data.conftest import good_rows, write_dataset
 
 
 def test_it_prints_snapshots_rows_refusals_and_the_next_command(tmp_path: Path) -> None:

@@ -25,8 +25,13 @@ def demo(
     overrides: Overrides = None,
     config_file: Annotated[Path, typer.Option("--config", "-c", help="Config of the run.")] = CONFIG,
 ) -> None:
-    """Run it all: ingest, train through the loss of a node, publish, serve, ask."""
+    """Run it all: ingest, train, lose a node, serve, ask."""
     import json
+    import logging
+    import os
+
+    # Read when Ray is imported: the death of a raylet is the point of the demo, its last words are not.
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "Raylet is terminated|The node with node id")
 
     from rich.console import Console
 
@@ -35,6 +40,7 @@ def demo(
     from elasmo.serve.http_port import check_port
     from elasmo.train.local_cluster import LocalCluster
 
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
     config = load(config_file, ["ray.address=local", *(overrides or ())])
     check_port(config.serve.host, config.serve.port)  # now, not after the training
     console = Console()
@@ -183,12 +189,9 @@ def _title(console: Console, number: int, text: str) -> None:
 
 
 def _show(console: Console, figures: dict[str, Any], run: Path) -> None:
-    from rich.table import Table
-
     resize = figures["resize"]
     phases = ", ".join(f"{name} {value:.1f}" for name, value in resize["seconds"].items() if value is not None)
     rates = ", ".join(f"{value:,.0f} with {world} rank(s)" for world, value in figures["train_tokens_per_s"].items())
-    table = Table(box=None, show_header=False, pad_edge=False)
     rows = [
         (
             "held-out accuracy over HTTP",
@@ -211,10 +214,14 @@ def _show(console: Console, figures: dict[str, Any], run: Path) -> None:
         ("figures", str(run / "demo.json")),
         ("checkpoint", str(run / "checkpoints" / f"step-{figures['checkpoint_step']:06d}")),
     ]
-    for name, value in rows:
-        table.add_row(f"  {name}", value)
-    console.print(table)
-    console.print("\nGo on by hand:")
-    console.print(f"  elasmo serve ray.address=local serve.published={run / 'published'}", highlight=False)
-    console.print('  elasmo chat "Which digit is this?" --image data/digits/sample/scan-0003-is-3.png', highlight=False)
-    console.print(f"  tensorboard --logdir {run / 'tensorboard'}", highlight=False)
+    lines = [f"  {name:<30} {value}" for name, value in rows]
+    lines += [
+        "",
+        "Go on by hand:",
+        "  . .venv/bin/activate",
+        f"  elasmo serve ray.address=local serve.published={run / 'published'}",
+        '  elasmo chat "Which digit is this?" --image data/digits/sample/scan-0003-is-3.png   # in another terminal',
+        f"  tensorboard --logdir {run / 'tensorboard'}",
+    ]
+    for line in lines:
+        console.print(line, soft_wrap=True, markup=False, highlight=False)

@@ -94,6 +94,7 @@ def write_served(path: Path, answers: Sequence[Answered]) -> None:
             row = answer.row
             example: dict[str, Any] = {
                 "modality": row.modality,
+                "source": row.source,
                 "question": row.question,
                 "expected": row.answer,
                 "answer": answer.answer,

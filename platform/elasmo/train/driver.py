@@ -25,7 +25,7 @@ CONTROLLER_RESTARTS = 2
 """How often a lost training controller is replaced; Ray does not restart it."""
 
 
-class TrainError(RuntimeError):
+class TrainError(ValueError):
     """A run that could not be finished, with the reason in a sentence."""
 
 
