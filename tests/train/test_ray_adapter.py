@@ -119,6 +119,8 @@ def test_dead_ranks_are_told_from_ranks_that_raised() -> None:
     assert ray_adapter._reason(error) == "lost the worker of rank 1"
     assert ray_adapter._reason(ControllerError(RuntimeError("x"))) == "ControllerError"
     assert ray_adapter._reason(None) == "worker group resized"
+    broken = WorkerGroupError("", {1: RuntimeError("Connection closed by peer\nat x.cc:12")})
+    assert ray_adapter._reason(broken) == "rank 1 stopped: RuntimeError: Connection closed by peer"
 
 
 def test_ray_still_has_the_hooks_that_are_used() -> None:

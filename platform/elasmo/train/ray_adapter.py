@@ -208,7 +208,14 @@ def _reason(error: Any) -> str:
     dead = _dead_ranks(error)
     if dead:
         return f"lost the worker of rank {', '.join(map(str, sorted(dead)))}"
-    return "worker group resized" if error is None else type(error).__name__
+    if error is None:
+        return "worker group resized"
+    for rank, failure in sorted(getattr(error, "worker_failures", {}).items()):
+        # A survivor often notices first: its collective breaks before the cluster knows that the peer's node is gone.
+        innermost = list(_chain(failure))[-1]
+        line = (str(innermost).strip().splitlines() or [""])[0]
+        return f"rank {rank} stopped: {type(innermost).__name__}: {line[:120]}"
+    return type(error).__name__
 
 
 class ElasticTrainer(TorchTrainer):
