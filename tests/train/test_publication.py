@@ -76,3 +76,12 @@ def test_another_processor_is_refused(run: Path) -> None:
     (run / "processor" / "processor.json").write_text(json.dumps(settings))
     with pytest.raises(CheckpointError, match="is not the processor that"):
         publish(run)
+
+
+def test_a_checkpoint_of_another_plan_is_refused_by_the_setting_that_differs() -> None:
+    cursor = {"step": 10, "gold": "abc", "seed": 0, "global_batch": 64}
+    manifest = Manifest(10, {}, (WEIGHT,), (), (), {"cursor": cursor})
+    checkpoint.check_cursor(manifest, dict(cursor), "step-000010")
+    for name, other in (("gold", "xyz"), ("seed", 1), ("global_batch", 32)):
+        with pytest.raises(CheckpointError, match=f"under {name}={cursor[name]}, this run has {other}"):
+            checkpoint.check_cursor(manifest, {**cursor, name: other}, "step-000010")

@@ -104,6 +104,20 @@ def load(engine: Any, folder: Path) -> FragmentReader:
     return reader
 
 
+def check_cursor(manifest: Manifest, cursor: Mapping[str, Any], folder: str) -> None:
+    """Refuses to go on from a checkpoint under another plan: samples would be repeated and others never read.
+
+    Raises:
+        CheckpointError: names the first setting that differs.
+    """
+    for name, wanted in cursor.items():
+        saved = manifest.meta["cursor"].get(name)
+        if saved != wanted:
+            raise CheckpointError(
+                f"{folder} was written under {name}={saved}, this run has {wanted}; resume with the run's own config."
+            )
+
+
 def write_best(folder: Path, name: str, metric: str, value: float) -> None:
     """Records, atomically, which checkpoint scored best; `prune` keeps it."""
     partial = folder / ".best.json"

@@ -60,6 +60,7 @@ def fit(
 
     Raises:
         GoldError: no usable gold snapshot.
+        RunBusy: the run is being trained by another driver of this cluster.
         TrainError: the failure budget is spent, or a worker hit an error of the user's making.
     """
     if not ray.is_initialized():
@@ -69,17 +70,19 @@ def fit(
     gold.check_model(config.model)
     config = pinned(config, gold.snapshot)
     run_id = run_id or run_folder.new_run_id(config)
-    folder = run_folder.create(config, run_id, gold)
+    try:
+        folder = run_folder.create(config, run_id, gold)
+    except OSError as error:
+        raise TrainError(f"train.storage={config.train.storage} cannot be written: {error}; name another.") from None
     state = run_state.start(config, folder, run_id)
     if on_start is not None:
         on_start(run_id, folder, state)
     try:
         _supervise(config, run_id, folder)
     except BaseException as error:
-        reason = ray_adapter.user_error(error) or str(error).strip().splitlines()[-1:] or type(error).__name__
-        run_folder.write_summary(folder, status="failed", finished=time.time(), error=str(reason))
+        sentence = ray_adapter.user_error(error) or f"Training stopped: {str(error) or type(error).__name__}"
+        run_folder.write_summary(folder, status="failed", finished=time.time(), error=sentence)
         if isinstance(error, Exception):
-            sentence = ray_adapter.user_error(error) or f"Training stopped: {error}"
             raise TrainError(f"{sentence} The run is in {folder}.") from error
         raise
     finally:

@@ -75,7 +75,9 @@ class Rank:
         """Loads the checkpoint the ranks agreed on, if there is one."""
         bytes_read = 0
         if self.restore_from is not None:
-            bytes_read = checkpoint.load(self.engine, Path(self.restore_from)).bytes_read
+            reader = checkpoint.load(self.engine, Path(self.restore_from))
+            checkpoint.check_cursor(reader.manifest, self._cursor(self.start_step), self.restore_from)
+            bytes_read = reader.bytes_read
         if self.rank == 0:
             total = bytes_read * self.world
             ray.get(self.state.restored.remote(self.attempt, total), timeout=run_state.CALL_TIMEOUT_S)
@@ -200,7 +202,7 @@ class Rank:
         started = time.perf_counter()
         meta = {
             "optimizer_step": done,
-            "cursor": {"step": done, "gold": self.gold.snapshot, "seed": self.config.seed},
+            "cursor": self._cursor(done),
             "config": self.config.model_dump(mode="json"),
             "processor_hash": self.processor_hash,
             "world": self.world,
@@ -221,6 +223,17 @@ class Rank:
             "seconds": time.perf_counter() - started,
         }
         ray.get(self.state.checkpointed.remote(self.attempt, event), timeout=run_state.CALL_TIMEOUT_S)
+
+    def _cursor(self, done: int) -> dict[str, Any]:
+        """Where the plan stands after `done` steps, and all that the plan is a function of."""
+        return {
+            "step": done,
+            "gold": self.gold.snapshot,
+            "seed": self.config.seed,
+            "global_batch": self.config.train.global_batch,
+            "micro_batch": self.config.train.micro_batch,
+            "shuffle_window_shards": self.config.data.shuffle_window_shards,
+        }
 
     def _gather(self, value: Any) -> list[Any]:
         out: list[Any] = [None] * self.world

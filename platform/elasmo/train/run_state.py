@@ -120,9 +120,26 @@ class RunState:
             tracker.scalars(scalars, int(values["step"]) if step is None else step)
 
 
+class RunBusy(ValueError):
+    """Another driver of this cluster is training the run."""
+
+
 def start(config: Config, folder: Path, run_id: str) -> Any:
-    """The run's state actor on this node; it ends with the driver that started it."""
+    """The run's state actor on this node; it ends with the driver that started it.
+
+    Raises:
+        RunBusy: the run has one already.
+    """
     node = ray.get_runtime_context().get_node_id()
+    try:
+        return _start(config, folder, run_id, node)
+    except ValueError as error:
+        if "already" not in str(error):
+            raise
+        raise RunBusy(f"Run {run_id} is being trained by another driver; wait for it, or stop it first.") from None
+
+
+def _start(config: Config, folder: Path, run_id: str, node: str) -> Any:
     actor = (
         ray.remote(RunState)
         .options(
