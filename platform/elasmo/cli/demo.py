@@ -27,7 +27,6 @@ def demo(
 ) -> None:
     """Run it all: ingest, train, lose a node, serve, ask."""
     import json
-    import logging
     import os
 
     # Read when Ray is imported: the death of a raylet is the point of the demo, its last words are not.
@@ -40,10 +39,9 @@ def demo(
     from elasmo.serve.http_port import check_port
     from elasmo.train.local_cluster import LocalCluster
 
-    logging.getLogger("ray.serve").setLevel(logging.WARNING)
     config = load(config_file, ["ray.address=local", *(overrides or ())])
     check_port(config.serve.host, config.serve.port)  # now, not after the training
-    console = Console()
+    console = Console(soft_wrap=True)  # paths and commands stay whole, to be copied
     clock = _Clock()
     console.print(f"[bold]Elasmo demo[/] · {config_file}, {config.ray.nodes} raylets, {config.train.steps} steps")
     console.print(dump(config), style="dim", markup=False, highlight=False)
@@ -131,10 +129,14 @@ def _train(config: Config, cluster: Any, console: Console) -> Trained:
 
 
 def _serve(config: Config, trained: Trained, console: Console, clock: _Clock) -> dict[str, Any]:
+    import logging
+
     from elasmo.cli import demo_serve
     from elasmo.data.stream import open_gold
     from elasmo.serve.launch import Endpoint
     from elasmo.train.publication import publish
+
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)  # its import has set the level to INFO
 
     publication = publish(trained.result.folder)
     serving = config.serve.model_copy(update={"published": str(publication.folder)})
@@ -224,4 +226,4 @@ def _show(console: Console, figures: dict[str, Any], run: Path) -> None:
         f"  tensorboard --logdir {run / 'tensorboard'}",
     ]
     for line in lines:
-        console.print(line, soft_wrap=True, markup=False, highlight=False)
+        console.print(line, markup=False, highlight=False)

@@ -25,7 +25,7 @@ def train(
     from elasmo.train.local_cluster import LocalCluster
 
     config = load(config_file, overrides or ())
-    console = Console()
+    console = Console(soft_wrap=True)
     console.print(dump(config), markup=False, highlight=False)
     with ExitStack() as stack:
         if config.ray.address == "local":
