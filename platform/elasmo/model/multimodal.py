@@ -65,10 +65,10 @@ class MultimodalDecoder(nn.Module):
                 values = torch.randn(parameter.shape, generator=generator)
                 parameter.copy_(values * scale / math.sqrt(fan_in))
 
-    def embed(self, batch: Batch) -> Tensor:
+    def embed(self, batch: Batch, every_tower: bool = False) -> Tensor:
         """Token embeddings with media embeddings in their places, [batch, seq, hidden].
 
-        In training a tower without input runs once on a zero item with weight 0: every rank then issues the same
+        With `every_tower` a tower without input runs once on a zero item with weight 0: every rank then issues the same
         collectives and every parameter has a gradient, whatever the modalities of its micro-batch.
 
         Raises:
@@ -81,7 +81,7 @@ class MultimodalDecoder(nn.Module):
             (TABLE, self.table, self._cells(batch)),
         )
         for token, tower, (present, inputs) in media:
-            if tower is None or not (present or self.training):
+            if tower is None or not (present or every_tower):
                 continue
             values = tower(*inputs).flatten(0, -2).to(x.dtype)
             if not present:
@@ -108,16 +108,17 @@ class MultimodalDecoder(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         """Logits [batch, seq, vocab]."""
-        return self.logits(self._hidden(batch))
+        return self.logits(self._hidden(batch, every_tower=False))
 
     def target_losses(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Cross-entropy float32 [batch, seq], zero where there is no target, and whether the top logit is the target.
 
-        Logits are computed at targets only: most positions are prompts and media.
+        Logits are computed at targets only: most positions are prompts and media. Every tower runs, in evaluation too:
+        under ZeRO 3 a rank that skipped one would leave the others waiting for its shard.
         """
         targets = batch.labels >= 0
         labels = batch.labels[targets]
-        logits = self.logits(self._hidden(batch)[targets]).float()
+        logits = self.logits(self._hidden(batch, every_tower=True)[targets]).float()
         losses = F.cross_entropy(logits, labels, reduction="none")
         zeros = torch.zeros(targets.shape, dtype=losses.dtype, device=losses.device)
         correct = torch.zeros_like(targets)
@@ -125,9 +126,9 @@ class MultimodalDecoder(nn.Module):
         # Scattering connects even a batch without targets to every parameter, with gradients of zero.
         return zeros.masked_scatter(targets, losses), correct
 
-    def _hidden(self, batch: Batch) -> Tensor:
+    def _hidden(self, batch: Batch, every_tower: bool) -> Tensor:
         positions = torch.arange(batch.tokens.shape[1], device=batch.tokens.device).expand_as(batch.tokens)
-        return self.decode(self.embed(batch), positions, CausalAttention())
+        return self.decode(self.embed(batch, every_tower), positions, CausalAttention())
 
     def _images(self, batch: Batch) -> tuple[bool, tuple[Tensor, ...]]:
         if len(batch.images) or self.vision is None:

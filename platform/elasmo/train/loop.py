@@ -78,8 +78,8 @@ class Rank:
             reader = checkpoint.load(self.engine, Path(self.restore_from))
             checkpoint.check_cursor(reader.manifest, self._cursor(self.start_step), self.restore_from)
             bytes_read = reader.bytes_read
+        total = sum(self._gather(bytes_read))
         if self.rank == 0:
-            total = bytes_read * self.world
             ray.get(self.state.restored.remote(self.attempt, total), timeout=run_state.CALL_TIMEOUT_S)
 
     def run(self) -> None:
