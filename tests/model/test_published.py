@@ -14,7 +14,7 @@ import torch
 from elasmo.config import LimitsConfig
 from elasmo.model.batch import collate
 from elasmo.model.fragments import CheckpointError, Manifest, commit, split_evenly, write_file
-from elasmo.model.published import PublishedError, load, publish, write
+from elasmo.model.published import PublishedError, load, publish, verify, write
 from elasmo.model.sample import Image, Message, Text
 from tests.serve.tiny import png, tiny_model
 
@@ -152,3 +152,18 @@ def test_a_manifest_of_something_else_is_refused(folder: Path, text: str, says: 
 def test_a_folder_without_a_model_is_refused_with_the_command_that_makes_one(tmp_path: Path) -> None:
     with pytest.raises(PublishedError, match="elasmo publish RUN"):
         load(tmp_path)
+
+
+def test_verifying_reads_every_file_and_names_the_damaged_one(tmp_path: Path) -> None:
+    model, processor = tiny_model()
+    write(tmp_path, "tiny", model, processor, {})
+    verify(tmp_path)
+    (weights,) = (tmp_path / "weights").glob("*.safetensors")
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+    with pytest.raises(PublishedError, match=rf"{weights.name} differs from its manifest"):
+        verify(tmp_path)
+    weights.unlink()
+    with pytest.raises(PublishedError, match=rf"{weights.name} is missing"):
+        verify(tmp_path)

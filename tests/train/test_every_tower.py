@@ -1,4 +1,4 @@
-"""Ranks whose micro-batches hold different modalities, or none, never wait for each other: in training and evaluation."""
+"""Ranks whose micro-batches hold different modalities never wait for each other, in training or in evaluation."""
 
 from __future__ import annotations
 

@@ -108,6 +108,20 @@ def write(path: Path, name: str, model: MultimodalDecoder, processor: Processor,
     return publish(path, name, model.config, processor, path / WEIGHTS, source)
 
 
+def verify(path: str | Path) -> None:
+    """Checks every file of a published model against its manifest, without building the model.
+
+    Raises:
+        PublishedError: names the file, field or tensor that is missing or differs.
+    """
+    folder = Path(path)
+    manifest, _, _, weights = _read(folder)
+    try:
+        FragmentReader(folder / manifest["weights"]["folder"], weights).verify()
+    except CheckpointError as error:
+        raise PublishedError(str(error)) from None
+
+
 def load(path: str | Path) -> Published:
     """Reads and verifies a published model.
 
@@ -115,6 +129,13 @@ def load(path: str | Path) -> Published:
         PublishedError: names the file, field or tensor that is missing or differs.
     """
     folder = Path(path)
+    manifest, config, processor, weights = _read(folder)
+    model = MultimodalDecoder(config, processor.vocab_size, processor.table_fields)
+    _load_weights(model, folder / manifest["weights"]["folder"], weights)
+    return Published(manifest["name"], model.eval(), processor, manifest, manifest["model_hash"])
+
+
+def _read(folder: Path) -> tuple[dict[str, Any], ModelConfig, Processor, Manifest]:
     if not (folder / MANIFEST).is_file():
         raise PublishedError(f"{folder} holds no published model; write one with `elasmo publish RUN`.")
     try:
@@ -133,9 +154,7 @@ def load(path: str | Path) -> Published:
         raise PublishedError(f"{folder / PROCESSOR} differs from the manifest; publish the model again.")
     if _hash(config, processor, manifest["weights"]["manifest"]) != manifest["model_hash"]:
         raise PublishedError(f"{folder / MANIFEST} was altered: model_hash does not fit; publish the model again.")
-    model = MultimodalDecoder(config, processor.vocab_size, processor.table_fields)
-    _load_weights(model, folder / manifest["weights"]["folder"], weights)
-    return Published(manifest["name"], model.eval(), processor, manifest, manifest["model_hash"])
+    return manifest, config, processor, weights
 
 
 def _load_weights(model: MultimodalDecoder, folder: Path, weights: Manifest) -> None:

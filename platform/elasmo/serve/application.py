@@ -10,6 +10,7 @@ from typing import Any
 from ray import serve
 
 from elasmo.config import Config, PoolConfig, load
+from elasmo.model.published import verify
 from elasmo.serve.decode import Decode
 from elasmo.serve.ingress import Ingress
 from elasmo.serve.prefill import Prefill
@@ -33,6 +34,7 @@ def app(config: Config) -> serve.Application:
     # Replicas have working directories of their own; and a bad folder is refused here, not in a replica's log.
     published = str(Path(settings.published).resolve())
     read_served_model(published, settings)
+    verify(published)
     prefill = _deployment(Prefill, settings.prefill, settings.prefill.max_ongoing).bind(published, settings)
     decode = _deployment(Decode, settings.decode, settings.decode.max_ongoing).bind(published, settings)
     # Ingress replicas refuse by themselves, in OpenAI's shape; Serve's own limit only has to stay out of their way.

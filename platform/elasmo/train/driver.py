@@ -64,7 +64,7 @@ def fit(
         TrainError: the failure budget is spent, or a worker hit an error of the user's making.
     """
     if not ray.is_initialized():
-        ray.init(address=None if config.ray.address == "local" else config.ray.address, logging_level=logging.WARNING)
+        _connect(config.ray.address)
     started = time.time()
     gold = open_gold(config)
     gold.check_model(config.model)
@@ -117,6 +117,16 @@ def pinned(config: Config, snapshot: str) -> Config:
     data = config.data.model_copy(update={"gold": snapshot, "lake": str(Path(config.data.lake).resolve())})
     train = config.train.model_copy(update={"storage": str(Path(config.train.storage).resolve())})
     return config.model_copy(update={"data": data, "train": train})
+
+
+def _connect(address: str) -> None:
+    try:
+        ray.init(address=address, logging_level=logging.WARNING)
+    except ConnectionError:
+        raise TrainError(
+            f"ray.address is {address!r}, but no Ray cluster answers there; run `ray start --head` first, or set "
+            "ray.address=local for a cluster of this run's own."
+        ) from None
 
 
 def _supervise(config: Config, run_id: str, folder: Path) -> None:
