@@ -15,7 +15,6 @@ from typing import Any
 import ray
 from ray.train import FailureConfig, Result, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
-from ray.train.v2._internal.callbacks.datasets import DatasetsCallback  # noqa: F401  (part of the pinned contract)
 from ray.train.v2._internal.execution.callback import ControllerCallback, WorkerGroupCallback
 from ray.train.v2._internal.execution.controller.state import (
     ErroredState,
