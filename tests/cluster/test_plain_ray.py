@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import ray
 
 from elasmo.config import Config
-from elasmo.train import fit, publish
+from elasmo.train import fit, publish, run_state
 from elasmo.train.run_folder import events
 
 
@@ -28,3 +29,9 @@ def test_fit_runs_on_a_cluster_that_offers_no_trainers(session: None, tiny: Conf
     assert {event["world"] for event in events(result.folder, "step")} == {2}
     published = publish(result.folder)
     assert published.step == 12
+
+
+def test_a_run_that_somebody_trains_is_refused(session: None, tiny: Config, tmp_path: Path) -> None:
+    run_state.start(tiny, tmp_path, "taken")
+    with pytest.raises(run_state.RunBusy, match="Run taken is being trained by another driver"):
+        fit(tiny, run_id="taken")

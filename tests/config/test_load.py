@@ -141,3 +141,8 @@ def test_a_printed_tree_reads_back_equal(tree: dict[str, Any]) -> None:
         file.write(dump(config))
         file.flush()
         assert load(file.name, env={}) == config
+
+
+def test_bfloat16_without_zero_is_refused_before_it_trains() -> None:
+    with pytest.raises(ConfigError, match="zero_stage=0 has no checkpoints under dtype=bfloat16; use zero_stage 1"):
+        load(None, ["train.zero_stage=0", "train.dtype=bfloat16"], {})

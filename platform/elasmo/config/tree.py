@@ -194,6 +194,8 @@ class TrainConfig(Section):
     def _slots(self) -> TrainConfig:
         if self.global_batch % self.micro_batch:
             raise ValueError(f"micro_batch={self.micro_batch} must divide global_batch={self.global_batch}")
+        if self.zero_stage == 0 and self.dtype == "bfloat16":
+            raise ValueError("zero_stage=0 has no checkpoints under dtype=bfloat16; use zero_stage 1, 2 or 3")
         return self
 
     @property

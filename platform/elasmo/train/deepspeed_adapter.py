@@ -160,8 +160,6 @@ def finish_load(engine: Any, optimizer_step: int) -> None:
     elif stage == 3:
         for group in range(len(engine.optimizer.fp16_groups)):
             engine.optimizer._reassign_or_swap_out_partitioned_parameters(group)
-    elif engine.bfloat16_enabled():
-        engine.optimizer.update_lp_params()
 
 
 def grad_norm(engine: Any) -> float | None:
@@ -195,10 +193,6 @@ def _create_states(engine: Any) -> None:
 
 
 def _replicated(engine: Any, names: dict[int, str]) -> Iterator[OwnedSlice]:
-    if engine.bfloat16_enabled():
-        raise NotImplementedError(
-            "train.zero_stage=0 with train.dtype=bfloat16 has no checkpoint support; use zero_stage 1, 2 or 3."
-        )
     state = _torch_optimizer(engine).state
     for parameter in engine.module.parameters():
         if parameter.requires_grad:
