@@ -32,6 +32,7 @@ def test_fit_runs_on_a_cluster_that_offers_no_trainers(session: None, tiny: Conf
 
 
 def test_a_run_that_somebody_trains_is_refused(session: None, tiny: Config, tmp_path: Path) -> None:
-    run_state.start(tiny, tmp_path, "taken")
+    other = run_state.start(tiny, tmp_path, "taken")  # the actor lives as long as its driver holds it
     with pytest.raises(run_state.RunBusy, match="Run taken is being trained by another driver"):
         fit(tiny, run_id="taken")
+    ray.kill(other)
