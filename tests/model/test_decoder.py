@@ -29,7 +29,7 @@ def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
 
 def turned(x: Tensor, positions: Tensor) -> Tensor:
     """x float64 [seq, heads, head_dim]."""
-    half = CONFIG.head_dim // 2
+    half = CONFIG.head_size // 2
     rates = torch.tensor([CONFIG.rope_theta ** (-i / half) for i in range(half)], dtype=torch.float64)
     pairs = torch.complex(x[..., :half], x[..., half:]) * torch.exp(1j * positions[:, None, None] * rates)
     return torch.cat([pairs.real, pairs.imag], dim=-1)
@@ -37,7 +37,7 @@ def turned(x: Tensor, positions: Tensor) -> Tensor:
 
 def naive(weights: dict[str, Tensor], x: Tensor, positions: Tensor) -> Tensor:
     """One sequence, float64 [seq, hidden]."""
-    seq, dim, group = len(x), CONFIG.head_dim, CONFIG.heads // CONFIG.kv_heads
+    seq, dim, group = len(x), CONFIG.head_size, CONFIG.heads // CONFIG.kv_heads
     for layer in range(CONFIG.layers):
         w = {name.removeprefix(f"layers.{layer}."): value for name, value in weights.items()}
         normed = rms_norm(x, w["input_layernorm.weight"])

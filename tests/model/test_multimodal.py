@@ -49,7 +49,7 @@ def fresh(seed: int = 0) -> MultimodalDecoder:
 @torch.no_grad()
 def test_media_embeddings_stand_at_their_placeholders_in_order() -> None:
     batch = collate(SAMPLES)
-    embedded = MODEL.embed(batch)
+    embedded = MODEL.embed(batch.tokens, MODEL.encode(batch))
     assert MODEL.vision and MODEL.audio and MODEL.table
     images, clips, cells = 0, 0, 0
     for row, sample in enumerate(SAMPLES):

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 import torch
 
-from elasmo.model.batch import collate
+from elasmo.model.batch import Batch, Encoded, collate
 from elasmo.train.loss import EMPTY, NumericalError, Sums, check_finite
 
 
-class Targets:
-    """The only part of a batch that sums read."""
-
-    labels = torch.tensor([[5, -100, 7], [-100, 3, -100], [-100, 9, 9]])
+def targets() -> Batch:
+    """Three samples whose targets are what the sums below count."""
+    samples = [Encoded.of_tokens(np.full(3, 9, np.int32), np.zeros(3, np.uint8)) for _ in range(3)]
+    return replace(collate(samples), labels=torch.tensor([[5, -100, 7], [-100, 3, -100], [-100, 9, 9]]))
 
 
 def sums() -> Sums:
     losses = torch.tensor([[1.0, 0.0, 2.0], [0.0, 4.0, 0.0], [0.0, 0.5, 0.5]])
     correct = torch.tensor([[True, False, True], [False, False, False], [False, True, True]])
     made = Sums()
-    made.add(losses, correct, Targets(), ["image", "audio", "image"])  # type: ignore[arg-type]
+    made.add(losses, correct, targets(), ["image", "audio", "image"])
     return made
 
 

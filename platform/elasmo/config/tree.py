@@ -41,32 +41,77 @@ class DataConfig(Section):
     limits: LimitsConfig = LimitsConfig()
 
 
+class RopeScalingConfig(Section):
+    """How rotary positions reach beyond the context that a model was trained with."""
+
+    kind: Literal["linear", "llama3", "yarn"]
+    factor: Annotated[float, Field(gt=0)]
+    original_max_seq: Positive = Field(8192, description="context of the training before it was extended")
+    low_freq_factor: float = Field(1.0, description="llama3: wavelengths above original_max_seq / this are slowed")
+    high_freq_factor: float = Field(4.0, description="llama3: wavelengths below original_max_seq / this are kept")
+    beta_fast: float = Field(32.0, description="yarn: turns above which a dimension is kept")
+    beta_slow: float = Field(1.0, description="yarn: turns below which a dimension is slowed")
+    attention_factor: float | None = Field(None, description="yarn: factor on cosines and sines; null: from factor")
+
+
+class MoEConfig(Section):
+    """Experts in place of feed-forward networks. Top-1 with a capacity is Switch; null capacity drops no token."""
+
+    experts: Positive = 8
+    top_k: Positive = 2
+    ffn: Positive = 352
+    norm_topk: bool = Field(True, description="weights of the chosen experts sum to 1; false keeps probabilities")
+    capacity_factor: Annotated[float, Field(gt=0)] | None = Field(
+        None, description="an expert takes this many times its even share of a micro-batch, later tokens skip it"
+    )
+    aux_loss: Annotated[float, Field(ge=0)] = Field(0.01, description="coefficient of the load-balancing loss")
+    every: Positive = Field(1, description="every how many layers has experts, the last of each group")
+    dense_layers: tuple[int, ...] = Field((), description="numbers of layers without experts, from 0")
+
+    @model_validator(mode="after")
+    def _enough(self) -> MoEConfig:
+        if self.top_k > self.experts:
+            raise ValueError(f"top_k={self.top_k} must be at most experts={self.experts}")
+        return self
+
+    def has_experts(self, layer: int) -> bool:
+        return (layer + 1) % self.every == 0 and layer not in self.dense_layers
+
+
 class DecoderConfig(Section):
-    """The token decoder: RMSNorm, RoPE, grouped-query attention, SwiGLU."""
+    """The token decoder: RMSNorm, RoPE, grouped-query attention, SwiGLU. The flags make it Llama, Qwen2 or Qwen3."""
 
     hidden: Positive = 128
     layers: Positive = 2
     heads: Positive = 4
     kv_heads: Positive = 2
+    head_dim: Positive | None = Field(None, description="hidden / heads when null")
     ffn: Positive = 352
     max_seq: Positive = 256
     rope_theta: float = 10_000.0
+    rope_scaling: RopeScalingConfig | None = None
     norm_eps: float = 1e-6
+    qkv_bias: bool = Field(False, description="biases on queries, keys and values (Qwen2)")
+    out_bias: bool = Field(False, description="bias on the attention's output")
+    mlp_bias: bool = Field(False, description="biases in the feed-forward network")
+    qk_norm: bool = Field(False, description="RMSNorm on each head's queries and keys (Qwen3)")
     tie_embeddings: bool = True
+    moe: MoEConfig | None = None
 
     @model_validator(mode="after")
     def _divides(self) -> DecoderConfig:
-        if self.hidden % self.heads:
-            raise ValueError(f"heads={self.heads} must divide hidden={self.hidden}")
+        if self.head_dim is None and self.hidden % self.heads:
+            raise ValueError(f"heads={self.heads} must divide hidden={self.hidden}, or head_dim must be set")
         if self.heads % self.kv_heads:
             raise ValueError(f"kv_heads={self.kv_heads} must divide heads={self.heads}")
-        if (self.hidden // self.heads) % 2:
-            raise ValueError(f"hidden/heads={self.hidden // self.heads} must be even for rotary positions")
+        if self.head_size % 2:
+            raise ValueError(f"head_dim={self.head_size} must be even for rotary positions")
         return self
 
     @property
-    def head_dim(self) -> int:
-        return self.hidden // self.heads
+    def head_size(self) -> int:
+        """Dimensions of a head."""
+        return self.hidden // self.heads if self.head_dim is None else self.head_dim
 
 
 class VisionConfig(Section):

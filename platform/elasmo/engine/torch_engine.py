@@ -64,10 +64,10 @@ class TorchEngine:
             "layout": LAYOUT,
             "layers": decoder.layers,
             "kv_heads": decoder.kv_heads,
-            "head_dim": decoder.head_dim,
+            "head_dim": decoder.head_size,
         }
         self.blocks = BlockManager(config.blocks, config.block_size)
-        shape = (decoder.layers, 2, config.blocks, config.block_size, decoder.kv_heads, decoder.head_dim)
+        shape = (decoder.layers, 2, config.blocks, config.block_size, decoder.kv_heads, decoder.head_size)
         self._pages = torch.zeros(shape, dtype=self.dtype, device=self.device)
         self._sequences: dict[str, _Sequence] = {}
         self._generated = 0
@@ -79,7 +79,7 @@ class TorchEngine:
         batch = collate([prompt]).to(self.device)
         attention = CapturingAttention()
         positions = torch.arange(len(prompt.tokens), device=self.device)[None]
-        hidden = self.model.decode(self.model.embed(batch), positions, attention)
+        hidden = self.model.decode(self.model.embed(batch.tokens, self.model.encode(batch)), positions, attention)
         first = self._sample(self.model.logits(hidden[0, -1]), params, 0)
         layers = tuple(to_array(layer) for layer in attention.layers)
         envelope = KVEnvelope(

@@ -1,4 +1,4 @@
-"""The token decoder of the Llama family: RMSNorm, rotary positions, grouped-query attention, SwiGLU."""
+"""The token decoder of the Llama and Qwen families, dense or with experts."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from elasmo.config import DecoderConfig
 from elasmo.model.attention import Attention
+from elasmo.model.moe import MoE
 from elasmo.model.rope import rotary, rotate
 
 
@@ -15,35 +16,42 @@ class DecoderAttention(nn.Module):
 
     def __init__(self, config: DecoderConfig, layer: int) -> None:
         super().__init__()
-        self.config = config
+        self.head_size = config.head_size
         self.layer = layer
-        self.q_proj = nn.Linear(config.hidden, config.heads * config.head_dim, bias=False)
-        self.k_proj = nn.Linear(config.hidden, config.kv_heads * config.head_dim, bias=False)
-        self.v_proj = nn.Linear(config.hidden, config.kv_heads * config.head_dim, bias=False)
-        self.o_proj = nn.Linear(config.heads * config.head_dim, config.hidden, bias=False)
+        queries, keys = config.heads * config.head_size, config.kv_heads * config.head_size
+        self.q_proj = nn.Linear(config.hidden, queries, bias=config.qkv_bias)
+        self.k_proj = nn.Linear(config.hidden, keys, bias=config.qkv_bias)
+        self.v_proj = nn.Linear(config.hidden, keys, bias=config.qkv_bias)
+        self.o_proj = nn.Linear(queries, config.hidden, bias=config.out_bias)
+        self.q_norm = nn.RMSNorm(config.head_size, config.norm_eps) if config.qk_norm else None
+        self.k_norm = nn.RMSNorm(config.head_size, config.norm_eps) if config.qk_norm else None
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attention: Attention) -> Tensor:
         """[batch, seq, hidden] -> [batch, seq, hidden]."""
-        batch, seq, _ = x.shape
-        query, key, value = (
-            projection(x).view(batch, seq, -1, self.config.head_dim).transpose(1, 2)
-            for projection in (self.q_proj, self.k_proj, self.v_proj)
-        )
+        query = self._heads(self.q_proj(x), self.q_norm)
+        key = self._heads(self.k_proj(x), self.k_norm)
+        value = self._heads(self.v_proj(x))
         out = attention.attend(self.layer, rotate(query, cos, sin), rotate(key, cos, sin), value)
-        mixed: Tensor = self.o_proj(out.transpose(1, 2).reshape(batch, seq, -1))
+        mixed: Tensor = self.o_proj(out.transpose(1, 2).flatten(2))
         return mixed
+
+    def _heads(self, x: Tensor, norm: nn.Module | None = None) -> Tensor:
+        """[batch, seq, heads * head_size] -> [batch, heads, seq, head_size]."""
+        split = x.unflatten(2, (-1, self.head_size))
+        out: Tensor = (split if norm is None else norm(split)).transpose(1, 2)
+        return out
 
 
 class SwiGLU(nn.Module):
     """Gated feed-forward network (Shazeer 2020)."""
 
-    def __init__(self, hidden: int, ffn: int) -> None:
+    def __init__(self, hidden: int, ffn: int, bias: bool = False) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(hidden, ffn, bias=False)
-        self.up_proj = nn.Linear(hidden, ffn, bias=False)
-        self.down_proj = nn.Linear(ffn, hidden, bias=False)
+        self.gate_proj = nn.Linear(hidden, ffn, bias=bias)
+        self.up_proj = nn.Linear(hidden, ffn, bias=bias)
+        self.down_proj = nn.Linear(ffn, hidden, bias=bias)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, real: Tensor | None = None) -> Tensor:
         """[..., hidden] -> [..., hidden]."""
         out: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
         return out
@@ -57,12 +65,17 @@ class DecoderLayer(nn.Module):
         self.input_layernorm = nn.RMSNorm(config.hidden, config.norm_eps)
         self.self_attn = DecoderAttention(config, layer)
         self.post_attention_layernorm = nn.RMSNorm(config.hidden, config.norm_eps)
-        self.mlp = SwiGLU(config.hidden, config.ffn)
+        experts = config.moe is not None and config.moe.has_experts(layer)
+        self.mlp: nn.Module = (
+            MoE(config.moe, config.hidden)
+            if experts and config.moe
+            else SwiGLU(config.hidden, config.ffn, config.mlp_bias)
+        )
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attention: Attention) -> Tensor:
-        """[batch, seq, hidden] -> [batch, seq, hidden]."""
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attention: Attention, real: Tensor | None = None) -> Tensor:
+        """[batch, seq, hidden] -> [batch, seq, hidden]; `real` bool [batch, seq] is false at padding."""
         x = x + self.self_attn(self.input_layernorm(x), cos, sin, attention)
-        out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
+        out: Tensor = x + self.mlp(self.post_attention_layernorm(x), real)
         return out
 
 
@@ -75,11 +88,13 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(DecoderLayer(config, layer) for layer in range(config.layers))
         self.norm = nn.RMSNorm(config.hidden, config.norm_eps)
 
-    def forward(self, embeddings: Tensor, positions: Tensor, attention: Attention) -> Tensor:
+    def forward(
+        self, embeddings: Tensor, positions: Tensor, attention: Attention, real: Tensor | None = None
+    ) -> Tensor:
         """Hidden states [batch, seq, hidden] of embeddings [batch, seq, hidden] at integer positions [batch, seq]."""
-        cos, sin = rotary(positions, self.config.head_dim, self.config.rope_theta)
+        cos, sin = rotary(positions, self.config.head_size, self.config.rope_theta, self.config.rope_scaling)
         x = embeddings
         for layer in self.layers:
-            x = layer(x, cos, sin, attention)
+            x = layer(x, cos, sin, attention, real)
         out: Tensor = self.norm(x)
         return out

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from elasmo.config import ModelConfig
-from elasmo.model.attention import Attention, CausalAttention
+from elasmo.model.attention import Attention
 from elasmo.model.audio import AudioTower
 from elasmo.model.batch import Batch
 from elasmo.model.decoder import Decoder
@@ -18,6 +18,9 @@ from elasmo.model.processor import TableField
 from elasmo.model.table import TableTower
 from elasmo.model.tokenizer import AUDIO, IMAGE, SPECIAL_TOKENS, TABLE
 from elasmo.model.vision import VisionTower
+
+Media = dict[int, Tensor]
+"""Embeddings [positions, hidden] by the token that holds their places."""
 
 
 class TokenEmbedding(nn.Embedding):
@@ -60,40 +63,46 @@ class MultimodalDecoder(nn.Module):
                     parameter.fill_(1.0 if "norm" in name and name.endswith("weight") else 0.0)
                     continue
                 embedding = "embed_tokens" in name or "category" in name or "field" in name or "position" in name
-                fan_in = parameter.shape[1] if embedding else parameter[0].numel()
-                scale = depth if name.endswith(("o_proj.weight", "down_proj.weight", "projector.weight")) else 1.0
+                by_row = embedding or ".experts." in name
+                fan_in = parameter.shape[-1] if by_row else parameter[0].numel()
+                into_residual = name.removesuffix(".weight").endswith(("o_proj", "down_proj", "projector"))
+                scale = depth if into_residual else 1.0
                 values = torch.randn(parameter.shape, generator=generator)
                 parameter.copy_(values * scale / math.sqrt(fan_in))
 
-    def embed(self, batch: Batch, every_tower: bool = False) -> Tensor:
-        """Token embeddings with media embeddings in their places, [batch, seq, hidden].
+    def encode(self, batch: Batch, every_tower: bool = False) -> Media:
+        """Embeddings [positions, hidden] of all media of a batch, keyed by the token that holds their places.
 
-        With `every_tower` a tower without input runs once on a zero item with weight 0: every rank then issues the same
-        collectives and every parameter has a gradient, whatever the modalities of its micro-batch.
-
-        Raises:
-            ValueError: the batch has not as many placeholders of a medium as its tower makes embeddings.
+        With `every_tower` a tower without input runs once on a zero item, of which no row is kept: every rank then
+        issues the same collectives and every parameter has a gradient, whatever the modalities of its micro-batch.
         """
-        x: Tensor = self.embed_tokens(batch.tokens)
-        media = (
+        towers = (
             (IMAGE, self.vision, self._images(batch)),
             (AUDIO, self.audio, self._audio(batch)),
             (TABLE, self.table, self._cells(batch)),
         )
-        for token, tower, (present, inputs) in media:
-            if tower is None or not (present or every_tower):
-                continue
-            values = tower(*inputs).flatten(0, -2).to(x.dtype)
-            if not present:
-                x = x + values.sum() * 0.0
-                continue
-            place = batch.tokens == token
+        media: Media = {}
+        for token, tower, (present, inputs) in towers:
+            if tower is not None and (present or every_tower):
+                values = tower(*inputs).flatten(0, -2)
+                media[token] = values if present else values[:0]
+        return media
+
+    def embed(self, tokens: Tensor, media: Media) -> Tensor:
+        """Token embeddings [batch, seq, hidden] of int64 [batch, seq], with media embeddings in their places.
+
+        Raises:
+            ValueError: the tokens have not as many placeholders of a medium as its tower made embeddings.
+        """
+        x: Tensor = self.embed_tokens(tokens)
+        for token, values in media.items():
+            place = tokens == token
             if (count := int(place.sum())) != len(values):
                 raise ValueError(
                     f"The batch has {count} placeholders {SPECIAL_TOKENS[token]} for {len(values)} embeddings; it was "
                     "encoded for a model with other image, audio or table settings."
                 )
-            x = x.masked_scatter(place[:, :, None], values)
+            x = x.masked_scatter(place[:, :, None], values.to(x.dtype))
         return x
 
     def decode(self, embeddings: Tensor, positions: Tensor, attention: Attention) -> Tensor:
@@ -106,29 +115,36 @@ class MultimodalDecoder(nn.Module):
         out: Tensor = (self.embed_tokens if self.lm_head is None else self.lm_head)(hidden)
         return out
 
+    def score(self, hidden: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Cross-entropy float32 [batch, seq] of hidden states, zero without a label, and whether the top logit is it.
+
+        Logits are computed at targets only: most positions are prompts and media.
+        """
+        targets = labels >= 0
+        losses, right = self.cross_entropy(hidden[targets], labels[targets])
+        zeros = torch.zeros(targets.shape, dtype=losses.dtype, device=losses.device)
+        # Scattering connects even a batch without targets to every parameter, with gradients of zero.
+        return zeros.masked_scatter(targets, losses), torch.zeros_like(targets).masked_scatter(targets, right)
+
+    def cross_entropy(self, hidden: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Losses float32 [targets] of hidden states [targets, hidden], and whether the top logit is the label."""
+        logits = self.logits(hidden).float()
+        return F.cross_entropy(logits, labels, reduction="none"), logits.argmax(dim=-1) == labels
+
     def forward(self, batch: Batch) -> Tensor:
         """Logits [batch, seq, vocab]."""
-        return self.logits(self._hidden(batch, every_tower=False))
+        embeddings = self.embed(batch.tokens, self.encode(batch))
+        return self.logits(self.decode(embeddings, batch.positions, batch.attention()))
 
     def target_losses(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Cross-entropy float32 [batch, seq], zero where there is no target, and whether the top logit is the target.
+        """`score` of a whole forward pass.
 
-        Logits are computed at targets only: most positions are prompts and media. Every tower runs, in evaluation too:
-        under ZeRO 3 a rank that skipped one would leave the others waiting for its shard.
+        Every tower runs, in evaluation too: under ZeRO 3 a rank that skipped one would leave the others waiting for
+        its shard.
         """
-        targets = batch.labels >= 0
-        labels = batch.labels[targets]
-        logits = self.logits(self._hidden(batch, every_tower=True)[targets]).float()
-        losses = F.cross_entropy(logits, labels, reduction="none")
-        zeros = torch.zeros(targets.shape, dtype=losses.dtype, device=losses.device)
-        correct = torch.zeros_like(targets)
-        correct[targets] = logits.argmax(dim=-1) == labels
-        # Scattering connects even a batch without targets to every parameter, with gradients of zero.
-        return zeros.masked_scatter(targets, losses), correct
-
-    def _hidden(self, batch: Batch, every_tower: bool) -> Tensor:
-        positions = torch.arange(batch.tokens.shape[1], device=batch.tokens.device).expand_as(batch.tokens)
-        return self.decode(self.embed(batch, every_tower), positions, CausalAttention())
+        embeddings = self.embed(batch.tokens, self.encode(batch, every_tower=True))
+        hidden = self.decoder(embeddings, batch.positions, batch.attention(), batch.real())
+        return self.score(hidden, batch.labels)
 
     def _images(self, batch: Batch) -> tuple[bool, tuple[Tensor, ...]]:
         if len(batch.images) or self.vision is None:

@@ -49,7 +49,7 @@ def read_served_model(path: str | Path, config: ServeConfig) -> tuple[ServedMode
             fingerprint=f"fp_{manifest['model_hash'][:12]}",
             context=min(decoder.max_seq, config.engine.blocks * config.engine.block_size),
             created=int(datetime.fromisoformat(manifest["created"]).timestamp()),
-            kv_token_bytes=decoder.layers * 2 * decoder.kv_heads * decoder.head_dim * _KV_ITEM_BYTES,
+            kv_token_bytes=decoder.layers * 2 * decoder.kv_heads * decoder.head_size * _KV_ITEM_BYTES,
         )
         processor_hash = manifest["processor_hash"]
     except FileNotFoundError:

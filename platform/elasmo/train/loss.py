@@ -47,9 +47,9 @@ class Sums:
     def add(self, losses: Tensor, correct: Tensor, batch: Batch, modalities: Sequence[str]) -> None:
         """Adds a micro-batch; a row is right when every target token has the highest logit."""
         targets = batch.labels >= 0
-        row_loss = losses.detach().sum(dim=1).tolist()
-        row_tokens = targets.sum(dim=1).tolist()
-        row_right = (correct | ~targets).all(dim=1).tolist()
+        row_loss = batch.sum_by_sample(losses.detach())
+        row_tokens = [int(count) for count in batch.sum_by_sample(targets)]
+        row_right = [wrong == 0 for wrong in batch.sum_by_sample(targets & ~correct)]
         for name, loss, tokens, right in zip(modalities, row_loss, row_tokens, row_right, strict=True):
             self.loss[name] = self.loss.get(name, 0.0) + loss
             self.tokens[name] = self.tokens.get(name, 0) + tokens
