@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -92,9 +94,14 @@ class Decoder(nn.Module):
         self, embeddings: Tensor, positions: Tensor, attention: Attention, real: Tensor | None = None
     ) -> Tensor:
         """Hidden states [batch, seq, hidden] of embeddings [batch, seq, hidden] at integer positions [batch, seq]."""
-        cos, sin = rotary(positions, self.config.head_size, self.config.rope_theta, self.config.rope_scaling)
-        x = embeddings
-        for layer in self.layers:
-            x = layer(x, cos, sin, attention, real)
-        out: Tensor = self.norm(x)
+        out: Tensor = self.norm(self.run(self.layers, embeddings, positions, attention, real))
         return out
+
+    def run(
+        self, layers: Iterable[nn.Module], x: Tensor, positions: Tensor, attention: Attention, real: Tensor | None
+    ) -> Tensor:
+        """Some of the layers, before the last norm."""
+        cos, sin = rotary(positions, self.config.head_size, self.config.rope_theta, self.config.rope_scaling)
+        for layer in layers:
+            x = layer(x, cos, sin, attention, real)
+        return x

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -94,16 +94,7 @@ class MultimodalDecoder(nn.Module):
         Raises:
             ValueError: the tokens have not as many placeholders of a medium as its tower made embeddings.
         """
-        x: Tensor = self.embed_tokens(tokens)
-        for token, values in media.items():
-            place = tokens == token
-            if (count := int(place.sum())) != len(values):
-                raise ValueError(
-                    f"The batch has {count} placeholders {SPECIAL_TOKENS[token]} for {len(values)} embeddings; it was "
-                    "encoded for a model with other image, audio or table settings."
-                )
-            x = x.masked_scatter(place[:, :, None], values.to(x.dtype))
-        return x
+        return place_media(self.embed_tokens(tokens), tokens, media)
 
     def decode(self, embeddings: Tensor, positions: Tensor, attention: Attention) -> Tensor:
         """Hidden states [batch, seq, hidden] of embeddings at integer positions [batch, seq]."""
@@ -116,15 +107,8 @@ class MultimodalDecoder(nn.Module):
         return out
 
     def score(self, hidden: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Cross-entropy float32 [batch, seq] of hidden states, zero without a label, and whether the top logit is it.
-
-        Logits are computed at targets only: most positions are prompts and media.
-        """
-        targets = labels >= 0
-        losses, right = self.cross_entropy(hidden[targets], labels[targets])
-        zeros = torch.zeros(targets.shape, dtype=losses.dtype, device=losses.device)
-        # Scattering connects even a batch without targets to every parameter, with gradients of zero.
-        return zeros.masked_scatter(targets, losses), torch.zeros_like(targets).masked_scatter(targets, right)
+        """Cross-entropy float32 [batch, seq], zero without a label, and whether the top logit is the label."""
+        return at_targets(self.cross_entropy, hidden, labels)
 
     def cross_entropy(self, hidden: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Losses float32 [targets] of hidden states [targets, hidden], and whether the top logit is the label."""
@@ -163,3 +147,34 @@ class MultimodalDecoder(nn.Module):
         if len(batch.cell_fields):
             return True, cells
         return False, tuple(cell.new_zeros(1) for cell in cells)
+
+
+def place_media(x: Tensor, tokens: Tensor, media: Media) -> Tensor:
+    """Puts media embeddings into x [batch, seq, hidden] where `tokens` [batch, seq] hold their places.
+
+    Raises:
+        ValueError: there are more or fewer places of a medium than embeddings.
+    """
+    for token, values in media.items():
+        place = tokens == token
+        if (count := int(place.sum())) != len(values):
+            raise ValueError(
+                f"The batch has {count} placeholders {SPECIAL_TOKENS[token]} for {len(values)} embeddings; it was "
+                "encoded for a model with other image, audio or table settings."
+            )
+        x = x.masked_scatter(place[:, :, None], values.to(x.dtype))
+    return x
+
+
+def at_targets(
+    cross_entropy: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], hidden: Tensor, labels: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Losses float32 [batch, seq] and correctness bool [batch, seq], zero and false without a label.
+
+    Logits are computed at targets only: most positions are prompts and media.
+    """
+    targets = labels >= 0
+    losses, right = cross_entropy(hidden[targets], labels[targets])
+    zeros = torch.zeros(targets.shape, dtype=losses.dtype, device=losses.device)
+    # Scattering connects even a batch without targets to every parameter, with gradients of zero.
+    return zeros.masked_scatter(targets, losses), torch.zeros_like(targets).masked_scatter(targets, right)

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from elasmo.config import TrainConfig
+from elasmo.parallel.mesh import Group, Mesh
+from elasmo.parallel.shards import Shard
 from elasmo.train.loss import PREFIX
 
 os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
@@ -76,7 +80,43 @@ def init_distributed(timeout_s: float) -> None:
     deepspeed.init_distributed(dist_backend=backend, timeout=timedelta(seconds=timeout_s), verbose=False)
 
 
-def build_engine(model: nn.Module, train: TrainConfig, micro_steps: int) -> Any:
+class ModelParallelUnit:
+    """What DeepSpeed asks of a Megatron-like library: which ranks share parameters, and which together hold the model.
+
+    DeepSpeed counts a parameter in the gradient norm if it is marked `model_parallel` or if the rank is model-parallel
+    rank 0. Which copy counts depends on the parameter (a norm is whole on every tensor-parallel rank, a projection is
+    not), so every rank claims to be rank 1, and only what `_mark` marks is counted.
+    """
+
+    def __init__(self, mesh: Mesh) -> None:
+        self._mesh = mesh
+        self._zero, self._unlike = (g.handle or _alone() for g in (mesh.zero, mesh.unlike))
+
+    def get_data_parallel_group(self) -> dist.ProcessGroup:
+        return self._zero
+
+    def get_data_parallel_world_size(self) -> int:
+        return self._mesh.zero.size
+
+    def get_data_parallel_rank(self) -> int:
+        return self._mesh.zero.rank
+
+    def get_data_parallel_group_ranks(self) -> list[int]:
+        return list(self._mesh.zero.ranks)
+
+    def get_model_parallel_group(self) -> dist.ProcessGroup:
+        return self._unlike
+
+    def get_model_parallel_world_size(self) -> int:
+        return self._mesh.unlike.size
+
+    def get_model_parallel_rank(self) -> int:
+        return 1
+
+
+def build_engine(
+    model: nn.Module, train: TrainConfig, micro_steps: int, parallel: tuple[Mesh, Mapping[str, Shard]] | None = None
+) -> Any:
     """A DeepSpeed engine around `model` with torch's AdamW.
 
     The loss handed to `engine.backward` is already divided by the global batch's target tokens and multiplied by the
@@ -86,7 +126,13 @@ def build_engine(model: nn.Module, train: TrainConfig, micro_steps: int) -> Any:
         model: with full float32 weights, equal on every rank.
         train: optimisation settings.
         micro_steps: micro-batches between optimizer steps on this rank.
+        parallel: the layout's groups and what this rank holds of each parameter; data parallel over all ranks if None.
     """
+    mpu = None
+    if parallel is not None:
+        mesh, shards = parallel
+        _mark(model, mesh, shards)
+        mpu = ModelParallelUnit(mesh)
     decayed = [p for p in model.parameters() if p.requires_grad and p.ndim >= 2]
     others = [p for p in model.parameters() if p.requires_grad and p.ndim < 2]
     groups = [{"params": decayed, "weight_decay": train.weight_decay}, {"params": others, "weight_decay": 0.0}]
@@ -104,9 +150,36 @@ def build_engine(model: nn.Module, train: TrainConfig, micro_steps: int) -> Any:
         "zero_allow_untested_optimizer": True,
         "steps_per_print": 10**9,
     }
-    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=settings, dist_init_required=False)
+    engine, *_ = deepspeed.initialize(
+        model=model, optimizer=optimizer, config=settings, mpu=mpu, dist_init_required=False
+    )
     _create_states(engine)
     return engine
+
+
+def _mark(model: nn.Module, mesh: Mesh, shards: Mapping[str, Shard]) -> None:
+    """Says which copies count in the gradient norm, and sums gradients that are partial as soon as they are whole here.
+
+    The hook runs before DeepSpeed's own, which then reduces over the ranks that hold the same parameter.
+    """
+    for name, parameter in model.named_parameters():
+        shard = shards[name.removeprefix(PREFIX)]
+        parameter.model_parallel = shard.counted
+        if parameter.requires_grad and mesh.layout.pp == 1:
+            for dim in shard.partial:
+                parameter.register_hook(partial(_sum_over, getattr(mesh, dim)))
+
+
+def _sum_over(group: Group, gradient: Tensor) -> Tensor:
+    total = gradient.contiguous().clone()
+    dist.all_reduce(total, group=group.handle)
+    return total
+
+
+def _alone() -> dist.ProcessGroup:
+    """A group of this rank alone; every rank makes every one of them, as `new_group` demands."""
+    groups = [dist.new_group([rank]) for rank in range(dist.get_world_size())]
+    return groups[dist.get_rank()]
 
 
 def install_clock() -> CommunicationClock:

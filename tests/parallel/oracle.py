@@ -1,0 +1,160 @@
+"""Tiny models of every kind, batches for them, the dense single-process run, and how far a layout's run is from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from elasmo.config import AudioConfig, DecoderConfig, ModelConfig, MoEConfig, TableConfig, TrainConfig, VisionConfig
+from elasmo.model.batch import Batch, Encoded, pack
+from elasmo.model.moe import MoE
+from elasmo.model.multimodal import MultimodalDecoder
+from elasmo.model.processor import TableField
+from elasmo.model.tokenizer import AUDIO, IMAGE, TABLE
+
+VOCAB = 101
+"""A prime: no number of ranks divides it."""
+SLOTS, STEPS = 4, 3
+FIELDS = (TableField("age", "number", 3.0, 2.0), TableField("city", "category", categories=("Oslo", "Rome")))
+
+DECODER = DecoderConfig(hidden=32, layers=4, heads=4, kv_heads=4, ffn=52, max_seq=64, qkv_bias=True, qk_norm=True)
+VISION = VisionConfig(image_size=4, patch=2, stem=4, hidden=16, layers=1, heads=2, ffn=24)
+AUDIO_TOWER = AudioConfig(n_mels=8, hidden=16, layers=1, heads=2, ffn=24)
+MODELS = {
+    "dense": ModelConfig(
+        decoder=DECODER.model_copy(update={"out_bias": True, "mlp_bias": True, "tie_embeddings": False}),
+        vision=None,
+        audio=None,
+        table=None,
+    ),
+    "moe": ModelConfig(
+        decoder=DECODER.model_copy(update={"moe": MoEConfig(experts=4, top_k=2, ffn=20, aux_loss=0.1, every=2)}),
+        vision=None,
+        audio=None,
+        table=None,
+    ),
+    "switch": ModelConfig(
+        decoder=DECODER.model_copy(
+            update={"moe": MoEConfig(experts=4, top_k=1, ffn=20, aux_loss=0.1, norm_topk=False, capacity_factor=0.8)}
+        ),
+        vision=None,
+        audio=None,
+        table=None,
+    ),
+    "multimodal": ModelConfig(
+        decoder=DECODER, vision=VISION, audio=AUDIO_TOWER, table=TableConfig(hidden=8, frequencies=2)
+    ),
+}
+TRAIN = TrainConfig(lr=0.02, weight_decay=0.1, grad_clip=0.3, eps=1e-3)
+"""A large eps: with a small one Adam divides rounding errors of near-zero gradients by themselves."""
+
+
+def make_model(kind: str) -> MultimodalDecoder:
+    model = MultimodalDecoder(MODELS[kind], VOCAB, FIELDS)
+    model.init_weights(3)
+    with torch.no_grad():
+        generator = torch.Generator().manual_seed(8)
+        for name, parameter in model.named_parameters():
+            if parameter.ndim == 1:  # biases and norms that differ, so that a lost one shows
+                parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.2)
+    return model
+
+
+def sample(kind: str, random: np.random.Generator) -> Encoded:
+    """Some text; in a multimodal model also two images, an image, sounds, records or nothing, as the number falls."""
+    length = int(random.integers(3, 9))
+    tokens = [int(x) for x in random.integers(8, VOCAB, length)]
+    empty = Encoded.empty()
+    images, audio, cells = [], [], 0
+    if kind == "multimodal":
+        for medium in random.choice(4, size=int(random.integers(0, 4))):
+            if medium == 0:
+                images.append(random.integers(0, 255, (4, 4, 1)).astype(np.uint8))
+                tokens = [*tokens, *[IMAGE] * VISION.tokens]
+            elif medium == 1:
+                frames = int(random.integers(3, 11))
+                audio.append(random.normal(size=(frames, 8)).astype(np.float16))
+                tokens = [*[AUDIO] * -(-frames // 4), *tokens]
+            elif medium == 2 and not cells:
+                cells = 2
+                tokens = [tokens[0], *[TABLE] * 2, *tokens[1:]]
+    # Media in the order of their places: sounds were put in front of earlier ones.
+    audio.reverse()
+    array = np.array(tokens, np.int32)
+    mask = ((array >= 8) & (random.random(len(array)) < 0.7)).astype(np.uint8)
+    return Encoded(
+        array,
+        mask,
+        np.stack(images) if images else empty.images,
+        tuple(audio),
+        np.arange(cells, dtype=np.int16),
+        np.array([0.5, 0.0][:cells], np.float32),
+        np.array([0, 2][:cells], np.int16),
+    )
+
+
+def slots(kind: str, step: int, multiple: int) -> list[Batch]:
+    """The step's micro-batches. Of a multimodal model's, slots 1 and 3 are text alone."""
+    made = []
+    for slot in range(SLOTS):
+        random = np.random.default_rng([step, slot])
+        of = "dense" if slot % 2 else kind
+        made.append(pack([sample(of, random) for _ in range(3)], multiple))
+    return made
+
+
+def targets(batches: list[Batch]) -> int:
+    return sum(int((batch.labels >= 0).sum()) for batch in batches)
+
+
+def groups(model: nn.Module) -> list[dict[str, Any]]:
+    return [
+        {"params": [p for p in model.parameters() if p.ndim >= 2], "weight_decay": TRAIN.weight_decay},
+        {"params": [p for p in model.parameters() if p.ndim < 2], "weight_decay": 0.0},
+    ]
+
+
+@dataclass
+class DenseRun:
+    """Per step: the loss, the norm before clipping, and each tensor's first moment, which is a sum of clipped gradients, and weights."""
+
+    losses: list[float]
+    norms: list[float]
+    moments: list[dict[str, Tensor]]
+    weights: list[dict[str, Tensor]]
+
+
+def dense_run(kind: str, multiple: int = 1) -> DenseRun:
+    """The oracle: one process, plain torch, the load-balancing loss written out."""
+    model = make_model(kind)
+    optimizer = torch.optim.AdamW(groups(model), lr=TRAIN.lr, betas=TRAIN.betas, eps=TRAIN.eps)
+    run = DenseRun([], [], [], [])
+    for step in range(STEPS):
+        batches = slots(kind, step, multiple)
+        count, total = targets(batches), 0.0
+        optimizer.zero_grad()
+        for batch in batches:
+            hidden = model.decoder(
+                model.embed(batch.tokens, model.encode(batch, every_tower=True)),
+                batch.positions,
+                batch.attention(),
+                batch.real(),
+            )
+            wanted = batch.labels >= 0
+            loss = F.cross_entropy(model.logits(hidden[wanted]), batch.labels[wanted], reduction="sum") / count
+            total += float(loss.detach())
+            for module in model.modules():
+                if isinstance(module, MoE):
+                    loss = loss + module.config.aux_loss * module.aux_loss / SLOTS
+            loss.backward()
+        run.losses.append(total)
+        run.norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), TRAIN.grad_clip)))
+        optimizer.step()
+        run.moments.append({name: optimizer.state[p]["exp_avg"].clone() for name, p in model.named_parameters()})
+        run.weights.append({name: p.detach().clone() for name, p in model.named_parameters()})
+    return run
