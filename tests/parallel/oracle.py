@@ -59,7 +59,7 @@ def make_model(kind: str) -> MultimodalDecoder:
     model.init_weights(3)
     with torch.no_grad():
         generator = torch.Generator().manual_seed(8)
-        for name, parameter in model.named_parameters():
+        for parameter in model.parameters():
             if parameter.ndim == 1:  # biases and norms that differ, so that a lost one shows
                 parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.2)
     return model
@@ -121,7 +121,7 @@ def groups(model: nn.Module) -> list[dict[str, Any]]:
 
 @dataclass
 class DenseRun:
-    """Per step: the loss, the norm before clipping, and each tensor's first moment, which is a sum of clipped gradients, and weights."""
+    """Per step: loss, norm before clipping, weights, and first moments, which are sums of clipped gradients."""
 
     losses: list[float]
     norms: list[float]

@@ -164,7 +164,7 @@ def _mark(model: nn.Module, mesh: Mesh, shards: Mapping[str, Shard]) -> None:
     """
     for name, parameter in model.named_parameters():
         shard = shards[name.removeprefix(PREFIX)]
-        parameter.model_parallel = shard.counted
+        parameter.model_parallel = shard.counted  # type: ignore[attr-defined]
         if parameter.requires_grad and mesh.layout.pp == 1:
             for dim in shard.partial:
                 parameter.register_hook(partial(_sum_over, getattr(mesh, dim)))
@@ -178,7 +178,7 @@ def _sum_over(group: Group, gradient: Tensor) -> Tensor:
 
 def _alone() -> dist.ProcessGroup:
     """A group of this rank alone; every rank makes every one of them, as `new_group` demands."""
-    groups = [dist.new_group([rank]) for rank in range(dist.get_world_size())]
+    groups: list[dist.ProcessGroup] = [dist.new_group([rank]) for rank in range(dist.get_world_size())]
     return groups[dist.get_rank()]
 
 
