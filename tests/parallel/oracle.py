@@ -20,14 +20,16 @@ from elasmo.model.tokenizer import AUDIO, IMAGE, TABLE
 VOCAB = 101
 """A prime: no number of ranks divides it."""
 SLOTS, STEPS = 4, 3
-FIELDS = (TableField("age", "number", 3.0, 2.0), TableField("city", "category", categories=("Oslo", "Rome")))
+FIELDS = (TableField("age", "number", mean=3.0, std=2.0), TableField("city", "category", categories=("Oslo", "Rome")))
 
-DECODER = DecoderConfig(hidden=32, layers=4, heads=4, kv_heads=4, ffn=52, max_seq=64, qkv_bias=True, qk_norm=True)
+DECODER = DecoderConfig(hidden=32, layers=4, heads=4, kv_heads=4, ffn=54, max_seq=64, qkv_bias=True, qk_norm=True)
+GROUPED = {"heads": 24, "kv_heads": 12, "head_dim": 4}
+"""Grouped queries whose heads divide over 2, 3 and 4 ranks, unlike ffn and vocabulary."""
 VISION = VisionConfig(image_size=4, patch=2, stem=4, hidden=16, layers=1, heads=2, ffn=24)
 AUDIO_TOWER = AudioConfig(n_mels=8, hidden=16, layers=1, heads=2, ffn=24)
 MODELS = {
     "dense": ModelConfig(
-        decoder=DECODER.model_copy(update={"out_bias": True, "mlp_bias": True, "tie_embeddings": False}),
+        decoder=DECODER.model_copy(update={"out_bias": True, "mlp_bias": True, "tie_embeddings": False, **GROUPED}),
         vision=None,
         audio=None,
         table=None,
@@ -47,7 +49,10 @@ MODELS = {
         table=None,
     ),
     "multimodal": ModelConfig(
-        decoder=DECODER, vision=VISION, audio=AUDIO_TOWER, table=TableConfig(hidden=8, frequencies=2)
+        decoder=DECODER.model_copy(update=GROUPED),
+        vision=VISION,
+        audio=AUDIO_TOWER,
+        table=TableConfig(hidden=8, frequencies=2),
     ),
 }
 TRAIN = TrainConfig(lr=0.02, weight_decay=0.1, grad_clip=0.3, eps=1e-3)

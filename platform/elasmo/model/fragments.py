@@ -1,4 +1,4 @@
-"""Checkpoint fragments: flat ranges of named tensors in safetensors files, described by one manifest written last.
+"""Checkpoint fragments: flat ranges of boxes of named tensors in safetensors files, with one manifest written last.
 
 A fragment says which elements of which full tensor it holds, never which rank wrote it, so any layout reads any
 other's checkpoint without a conversion step. A file whose bytes differ from the manifest is refused by name.
@@ -13,6 +13,7 @@ import os
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +31,22 @@ class CheckpointError(ValueError):
     """A checkpoint that is absent, incomplete or damaged, named by file and tensor."""
 
 
+Box = tuple[tuple[int, int], ...]
+"""[start, stop) along each dimension of a full tensor."""
+
+
 @dataclass(frozen=True)
 class Fragment:
-    """Elements [start, stop) of the flattened tensor `tensor`, held in `file` for every state of the checkpoint."""
+    """Elements [start, stop) of a flattened box of the tensor `tensor`, held in `file` for every state.
+
+    A box is what tensor or expert parallelism leaves a rank of a tensor; without one it is the whole tensor.
+    """
 
     tensor: str
     start: int
     stop: int
     file: str
+    box: Box | None = None
 
 
 @dataclass(frozen=True)
@@ -75,13 +84,14 @@ class Manifest:
 
 
 def write_file(
-    path: Path, slices: Iterable[tuple[str, int, Mapping[str, Tensor]]]
+    path: Path, slices: Iterable[tuple[str, int, Mapping[str, Tensor]]], boxes: Mapping[str, Box] | None = None
 ) -> tuple[FragmentFile, tuple[Fragment, ...]]:
     """Writes one file of fragments and syncs it to disk.
 
     Args:
         path: the file to write.
         slices: (tensor name, start, flat values of each state) of what the caller owns.
+        boxes: what of each tensor the caller holds, where that is not the whole of it.
 
     Returns:
         The file's record and its fragments, for the manifest.
@@ -93,7 +103,7 @@ def write_file(
         for state, values in states.items():
             stop = start + values.numel()
             tensors[_key(name, state, start)] = values.detach().cpu().reshape(-1).contiguous().clone()
-        fragments.append(Fragment(name, start, stop, path.name))
+        fragments.append(Fragment(name, start, stop, path.name, (boxes or {}).get(name)))
     save_file(tensors, str(path))
     with path.open("rb") as written:
         os.fsync(written.fileno())
@@ -148,36 +158,71 @@ def parse_manifest(raw: Mapping[str, Any]) -> Manifest:
         step=int(raw["step"]),
         shapes={name: tuple(shape) for name, shape in raw["shapes"].items()},
         states=tuple(raw["states"]),
-        fragments=tuple(Fragment(**item) for item in raw["fragments"]),
+        fragments=tuple(_parse_fragment(item) for item in raw["fragments"]),
         files=tuple(FragmentFile(**item) for item in raw["files"]),
         meta=raw["meta"],
     )
 
 
+def _parse_fragment(item: Mapping[str, Any]) -> Fragment:
+    box = item.get("box")
+    return Fragment(**{**item, "box": None if box is None else tuple((low, high) for low, high in box)})
+
+
 class FragmentReader:
-    """Reads any range of any tensor from a checkpoint folder, checking each file's bytes before its first use."""
+    """Reads any part of any tensor from a checkpoint folder, checking each file's bytes before its first use."""
 
     def __init__(self, folder: Path, manifest: Manifest | None = None) -> None:
         self.folder = folder
         self.manifest = manifest if manifest is not None else read_manifest(folder)
         self.bytes_read = 0
         self._verified: set[str] = set()
-        self._by_tensor: dict[str, list[Fragment]] = {}
-        for fragment in sorted(self.manifest.fragments, key=lambda item: (item.tensor, item.start)):
-            self._by_tensor.setdefault(fragment.tensor, []).append(fragment)
+        self._by_box = _by_box(self.manifest)
         self._files = {file.name: file for file in self.manifest.files}
 
-    def read(self, tensor: str, state: str, start: int, stop: int) -> Tensor:
-        """Values [start, stop) of a flattened tensor's state, float32 [stop - start].
+    def read(self, tensor: str, state: str, start: int, stop: int, box: Box | None = None) -> Tensor:
+        """Values [start, stop) of a flattened box of a tensor's state, float32 [stop - start].
+
+        Args:
+            box: the part of the full tensor that the caller holds; the whole tensor if None.
 
         Raises:
             CheckpointError: unknown tensor or state, missing or damaged file, uncovered range.
         """
-        if tensor not in self._by_tensor:
+        if tensor not in self._by_box:
             raise CheckpointError(f"{self.folder} holds no tensor {tensor!r}; it was written for another model.")
+        stored = self._by_box[tensor]
+        wanted = _whole(self.manifest.shapes[tensor]) if box is None else box
+        if wanted in stored:
+            return self._read_flat(tensor, state, wanted, start, stop)
+        # Other boxes than the wanted one: put together the rows that the range touches, then cut the range out.
+        row = math.prod(high - low for low, high in wanted[1:])
+        top = wanted[0][0]
+        first, last = start // row, -(-stop // row)
+        rows: Box = ((top + first, top + last), *wanted[1:])
+        out = torch.empty([high - low for low, high in rows])
+        filled = 0
+        for source in stored:
+            common = _intersection(source, rows)
+            if common is not None:
+                out[_within(common, rows)] = self._read_rows(tensor, state, source, common)
+                filled += _volume(common)
+        if filled != _volume(rows):
+            raise CheckpointError(f"{self.folder} lacks elements of tensor {tensor!r} in {rows}.")
+        return out.view(-1)[start - first * row : stop - first * row]
+
+    def _read_rows(self, tensor: str, state: str, source: Box, part: Box) -> Tensor:
+        """A part of a stored box, read by whole rows of that box."""
+        row = math.prod(high - low for low, high in source[1:])
+        low, high = part[0][0] - source[0][0], part[0][1] - source[0][0]
+        values = self._read_flat(tensor, state, source, low * row, high * row)
+        rows: Box = (part[0], *source[1:])
+        return values.view([b - a for a, b in rows])[_within(part, rows)]
+
+    def _read_flat(self, tensor: str, state: str, box: Box, start: int, stop: int) -> Tensor:
         out = torch.empty(stop - start)
         reached = start
-        for fragment in self._by_tensor[tensor]:
+        for fragment in self._by_box[tensor][box]:
             low, high = max(start, fragment.start), min(stop, fragment.stop)
             if low >= high:
                 continue
@@ -232,17 +277,49 @@ class FragmentReader:
 
 
 def _check_cover(manifest: Manifest, folder: Path) -> None:
-    by_tensor: dict[str, list[Fragment]] = {name: [] for name in manifest.shapes}
-    for fragment in manifest.fragments:
-        by_tensor[fragment.tensor].append(fragment)
-    for name, fragments in by_tensor.items():
-        reached = 0
-        for fragment in sorted(fragments, key=lambda item: item.start):
-            if fragment.start != reached:
-                raise CheckpointError(f"{folder}: fragments of {name!r} leave or repeat {reached}:{fragment.start}.")
-            reached = fragment.stop
-        if reached != math.prod(manifest.shapes[name]):
-            raise CheckpointError(f"{folder}: fragments of {name!r} end at {reached} of {manifest.shapes[name]}.")
+    stored = _by_box(manifest)
+    for name, shape in manifest.shapes.items():
+        boxes = stored.get(name, {})
+        for box, fragments in boxes.items():
+            reached = 0
+            for fragment in fragments:
+                if fragment.start != reached:
+                    raise CheckpointError(
+                        f"{folder}: fragments of {name!r} leave or repeat {reached}:{fragment.start}."
+                    )
+                reached = fragment.stop
+            if reached != _volume(box):
+                raise CheckpointError(f"{folder}: fragments of {name!r} end at {reached} of {box}.")
+        overlap = any(_intersection(a, b) is not None for a, b in combinations(boxes, 2))
+        if overlap or sum(map(_volume, boxes)) != math.prod(shape):
+            raise CheckpointError(f"{folder}: the parts of {name!r} do not make up its shape {tuple(shape)}.")
+
+
+def _by_box(manifest: Manifest) -> dict[str, dict[Box, list[Fragment]]]:
+    """Fragments of each box of each tensor, in order."""
+    found: dict[str, dict[Box, list[Fragment]]] = {}
+    for fragment in sorted(manifest.fragments, key=lambda item: (item.tensor, item.start)):
+        box = _whole(manifest.shapes[fragment.tensor]) if fragment.box is None else fragment.box
+        found.setdefault(fragment.tensor, {}).setdefault(box, []).append(fragment)
+    return found
+
+
+def _whole(shape: Sequence[int]) -> Box:
+    return tuple((0, size) for size in shape)
+
+
+def _volume(box: Box) -> int:
+    return math.prod(high - low for low, high in box)
+
+
+def _intersection(a: Box, b: Box) -> Box | None:
+    common = tuple((max(low, lower), min(high, upper)) for (low, high), (lower, upper) in zip(a, b, strict=True))
+    return common if all(low < high for low, high in common) else None
+
+
+def _within(box: Box, outer: Box) -> tuple[slice, ...]:
+    """Where a box lies in a tensor that holds `outer`."""
+    return tuple(slice(low - start, high - start) for (low, high), (start, _) in zip(box, outer, strict=True))
 
 
 def _key(tensor: str, state: str, start: int) -> str:

@@ -26,6 +26,10 @@ class Shard:
     partial: tuple[Dim, ...] = ()
     counted: bool = True
 
+    @property
+    def is_cut(self) -> bool:
+        return self.box != tuple((0, size) for size in self.shape)
+
 
 def whole(parameter: Tensor) -> Shard:
     """A parameter that is not cut."""

@@ -18,6 +18,8 @@ from elasmo.model.fragments import (
     split_evenly,
     write_file,
 )
+from elasmo.parallel.mesh import Mesh
+from elasmo.parallel.shards import Shard
 from elasmo.train import deepspeed_adapter
 from elasmo.train.deepspeed_adapter import MOMENTS, OwnedSlice
 
@@ -45,6 +47,7 @@ def save(
     world: int,
     attempt: int,
     gather: Gather,
+    parallel: tuple[Mesh, Mapping[str, Shard]] | None = None,
 ) -> Manifest:
     """Writes a checkpoint of `step` from all ranks and commits it; a collective call.
 
@@ -54,6 +57,7 @@ def save(
         meta: what training resumes with, stored in the manifest.
         attempt: number of the worker group; a dead attempt's half-written files are never mixed with this one's.
         gather: all-gather of Python objects over ranks.
+        parallel: the layout's groups and what this rank holds of each tensor; data parallel over all ranks if None.
 
     Returns:
         The committed manifest, on every rank.
@@ -61,15 +65,25 @@ def save(
     temporary = root / f".{folder_name(step)}.attempt-{attempt}"
     temporary.mkdir(parents=True, exist_ok=True)
     gather(None)  # the folder exists before anyone writes
-    slices = ((s.name, s.start, _states(s)) for s in _written_slices(engine, rank, world))
-    record, fragments = write_file(temporary / f"rank-{rank:05d}.safetensors", slices)
-    records = gather((record, fragments))
+    shards = None if parallel is None else parallel[1]
+    copies = (rank, world) if parallel is None else (parallel[0].zero.rank, parallel[0].zero.size)
+    slices = (
+        (s.name, s.start, _states(s))
+        for s in _written_slices(engine, *copies)
+        if shards is None or shards[s.name].counted
+    )
+    boxes = None if shards is None else {name: shard.box for name, shard in shards.items() if shard.is_cut}
+    path = temporary / f"rank-{rank:05d}.safetensors"
+    record, fragments = write_file(path, slices, boxes)
+    if not fragments:
+        path.unlink()  # every copy that counts is elsewhere
+    records = gather((record, fragments, _full_shapes(engine, shards)))
     manifest = Manifest(
         step=step,
-        shapes=deepspeed_adapter.full_shapes(engine),
+        shapes={name: shape for _, _, shapes in records for name, shape in shapes.items()},
         states=(WEIGHT, *MOMENTS),
-        fragments=tuple(fragment for _, parts in records for fragment in parts),
-        files=tuple(file for file, _ in records),
+        fragments=tuple(fragment for _, parts, _ in records for fragment in parts),
+        files=tuple(file for file, parts, _ in records if parts),
         meta=meta,
     )
     if rank == 0:
@@ -78,14 +92,17 @@ def save(
     return manifest
 
 
-def load(engine: Any, folder: Path) -> FragmentReader:
-    """Restores masters, moments and counters of this rank from a checkpoint of any layout.
+def load(engine: Any, folder: Path, shards: Mapping[str, Shard] | None = None) -> FragmentReader:
+    """Restores masters, moments and counters of this rank from a checkpoint of any layout into any other.
+
+    Args:
+        shards: what this rank holds of each tensor; the whole of all if None.
 
     Raises:
         CheckpointError: damaged or foreign checkpoint; the engine must then not be used.
     """
     reader = FragmentReader(folder)
-    expected = deepspeed_adapter.full_shapes(engine)
+    expected = _full_shapes(engine, shards)
     for name, shape in expected.items():
         found = reader.manifest.shapes.get(name)
         if found != shape:
@@ -93,13 +110,14 @@ def load(engine: Any, folder: Path) -> FragmentReader:
                 f"{folder}: tensor {name!r} has shape {found}, the model needs {shape}; use the run's config."
             )
     foreign = sorted(set(reader.manifest.shapes) - set(expected))
-    if foreign:
+    if foreign and shards is None:
         raise CheckpointError(
             f"{folder} holds tensor {foreign[0]!r}, which the model lacks; use the run's model config."
         )
     for owned in deepspeed_adapter.owned_slices(engine):
         for state, view in _states(owned).items():
-            view.copy_(reader.read(owned.name, state, owned.start, owned.stop))
+            box = None if shards is None else shards[owned.name].box
+            view.copy_(reader.read(owned.name, state, owned.start, owned.stop, box))
     deepspeed_adapter.finish_load(engine, int(reader.manifest.meta["optimizer_step"]))
     return reader
 
@@ -161,11 +179,18 @@ def prune(root: Path, keep: int, pinned: set[str]) -> list[str]:
     return removed
 
 
+def _full_shapes(engine: Any, shards: Mapping[str, Shard] | None) -> dict[str, tuple[int, ...]]:
+    if shards is None:
+        return deepspeed_adapter.full_shapes(engine)
+    return {name: shards[name].shape for name in deepspeed_adapter.full_shapes(engine)}
+
+
 def _states(owned: OwnedSlice) -> dict[str, Any]:
     return {WEIGHT: owned.weight, MOMENTS[0]: owned.exp_avg, MOMENTS[1]: owned.exp_avg_sq}
 
 
 def _written_slices(engine: Any, rank: int, world: int) -> Iterator[OwnedSlice]:
+    """What this rank writes; under ZeRO 0, where all `world` copies are the same, an even part of them."""
     if deepspeed_adapter.zero_stage(engine) > 0:
         yield from deepspeed_adapter.owned_slices(engine)
         return

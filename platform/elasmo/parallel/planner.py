@@ -1,0 +1,101 @@
+"""Which layouts a model can have on a number of ranks, and for every other one the reason, in a line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+
+from elasmo.config import ModelConfig
+from elasmo.parallel.layout import Layout
+
+ZERO_STAGES = (0, 1, 2, 3)
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a layout must suit besides the model.
+
+    Attributes:
+        slots: micro-batch slots of a global batch.
+        vocab_size: tokens of the vocabulary.
+        bfloat16: whether weights are bfloat16 with float32 masters.
+    """
+
+    slots: int
+    vocab_size: int
+    bfloat16: bool = False
+
+
+def refusals(layout: Layout, model: ModelConfig, job: Job) -> list[str]:
+    """Every reason why a layout is illegal for a model; none means that it is legal."""
+    return [
+        *_cuts(layout, model, job),
+        *_experts(layout, model),
+        *_zero(layout, job),
+        *_pipeline(layout, model, job),
+    ]
+
+
+def layouts(ranks: int, model: ModelConfig, job: Job) -> Iterator[tuple[Layout, list[str]]]:
+    """Every (dp, tp, pp, sp, ep, ZeRO stage) with exactly `ranks` ranks, and why it is refused, or no reason."""
+    sizes = [n for n in range(1, ranks + 1) if ranks % n == 0]
+    for tp, pp, sp in product(sizes, repeat=3):
+        if ranks % (tp * pp * sp):
+            continue
+        dp = ranks // (tp * pp * sp)
+        degrees = range(1, dp * sp + 1) if model.decoder.moe is not None else (1,)
+        for ep, stage in product(degrees, ZERO_STAGES):
+            layout = Layout(dp=dp, tp=tp, pp=pp, sp=sp, ep=ep, zero_stage=stage)
+            yield layout, refusals(layout, model, job)
+
+
+def legal_layouts(ranks: int, model: ModelConfig, job: Job) -> list[Layout]:
+    """The legal layouts for exactly `ranks` ranks."""
+    return [layout for layout, reasons in layouts(ranks, model, job) if not reasons]
+
+
+def _cuts(layout: Layout, model: ModelConfig, job: Job) -> Iterator[str]:
+    decoder = model.decoder
+    for name, count in (("heads", decoder.heads), ("kv_heads", decoder.kv_heads)):
+        if count % (layout.tp * layout.sp):
+            yield f"tp={layout.tp} x sp={layout.sp} must divide {name}={count}: a rank attends with whole heads"
+    if layout.tp > min(decoder.ffn, job.vocab_size):
+        yield f"tp={layout.tp} exceeds ffn={decoder.ffn} or vocab_size={job.vocab_size}"
+    if layout.tp_sequence and layout.tp == 1:
+        yield "tp_sequence needs tp of at least 2: it shards what tensor-parallel ranks would repeat"
+
+
+def _experts(layout: Layout, model: ModelConfig) -> Iterator[str]:
+    moe = model.decoder.moe
+    if layout.ep > 1 and moe is None:
+        yield f"ep={layout.ep} needs a model with experts (model.decoder.moe)"
+    if (layout.dp * layout.sp) % layout.ep:
+        yield f"ep={layout.ep} must divide dp x sp = {layout.dp * layout.sp}: experts lie on ranks that share a model"
+    if moe is not None and moe.experts % layout.ep:
+        yield f"ep={layout.ep} must divide experts={moe.experts}"
+
+
+def _zero(layout: Layout, job: Job) -> Iterator[str]:
+    if layout.pp > 1 and layout.zero_stage > 1:
+        yield (
+            f"zero_stage={layout.zero_stage} with pp={layout.pp}: gradients of all micro-batches must be complete "
+            "before ZeRO 2 or 3 shards them; use zero_stage 0 or 1"
+        )
+    if layout.zero_stage == 3 and layout.recompute == "selective":
+        yield (
+            "zero_stage=3 with recompute=selective: DeepSpeed 0.19's gathered weights and torch's selective "
+            "checkpointing give wrong gradients together; use recompute=full"
+        )
+    if layout.zero_stage == 0 and job.bfloat16:
+        yield "zero_stage=0 with bfloat16 keeps masters that checkpoints do not cover; use zero_stage 1, 2 or 3"
+
+
+def _pipeline(layout: Layout, model: ModelConfig, job: Job) -> Iterator[str]:
+    stages = layout.pp * layout.chunks
+    if layout.pp > 1 and stages > model.decoder.layers:
+        yield f"pp={layout.pp} x chunks={layout.chunks} exceeds layers={model.decoder.layers}"
+    wanted = {"gpipe": (1, 1), "1f1b": (1, 1), "interleaved": (2, model.decoder.layers), "zero-bubble": (2, 2)}
+    low, high = wanted[layout.schedule]
+    if layout.pp > 1 and not low <= layout.chunks <= max(low, high):
+        yield f"chunks={layout.chunks} does not suit schedule={layout.schedule}, which has {low} to {high} a rank"
