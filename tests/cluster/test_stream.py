@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import fields
 
@@ -12,6 +13,7 @@ import ray
 from elasmo.config import Config
 from elasmo.data.stream import TRAIN, PlanDataConfig, SlotRows, direct, from_shard, make_plan, open_gold
 from elasmo.model.batch import Encoded
+from elasmo.parallel import planner
 
 STEPS = 5
 
@@ -56,7 +58,9 @@ def test_the_stream_equals_direct_reading(session: None, tiny: Config, world: in
     config = tiny.model_copy(update={"train": tiny.train.model_copy(update={"stop_after": STEPS})})
     name = f"window-{world}-{start}"
     window = Window.options(name=name, namespace="test-stream").remote(start)
-    shards = PlanDataConfig(config, name, "test-stream").configure({}, world, None, None)
+    shards = PlanDataConfig(
+        config, name, "test-stream", functools.partial(planner.slot_readers, config.train)
+    ).configure({}, world, None, None)
     gold = open_gold(config)
     plan = make_plan(config, gold)
     seen = set()

@@ -12,6 +12,9 @@ from torch import Tensor, nn
 
 from elasmo.config import TrainConfig
 from elasmo.model.fragments import FragmentReader
+from elasmo.parallel.layout import Layout
+from elasmo.parallel.mesh import make_mesh
+from elasmo.parallel.shards import whole
 from elasmo.train import checkpoint, deepspeed_adapter
 from tests.gloo import run_ranks
 
@@ -78,22 +81,25 @@ def steps(engine: Any, rank: int, world: int, first: int, last: int) -> None:
             engine.step()
 
 
-def start(stage: int, world: int, dtype: str) -> Any:
+def start(stage: int, world: int, dtype: str) -> tuple[Any, Any]:
     deepspeed_adapter.init_distributed(60)
-    return deepspeed_adapter.build_engine(Net(), settings(stage, dtype), -(-SLOTS // world))
+    net, mesh = Net(), make_mesh(Layout(dp=world, zero_stage=stage))
+    parallel = (mesh, {name: whole(parameter) for name, parameter in net.named_parameters()})
+    return deepspeed_adapter.build_engine(net, settings(stage, dtype), -(-SLOTS // world), parallel), parallel
 
 
 def train_and_save(rank: int, world: int, stage: int, root: str, dtype: str = "float32") -> None:
-    engine = start(stage, world, dtype)
+    engine, parallel = start(stage, world, dtype)
     steps(engine, rank, world, 0, STEPS)
-    checkpoint.save(engine, Path(root), STEPS, {"optimizer_step": STEPS}, rank, world, 1, gather)
+    checkpoint.save(engine, Path(root), STEPS, {"optimizer_step": STEPS}, rank, 1, gather, parallel)
 
 
 def resume_and_save(rank: int, world: int, stage: int, root: str, dtype: str = "float32") -> None:
-    engine = start(stage, world, dtype)
-    checkpoint.load(engine, Path(root) / checkpoint.folder_name(STEPS))
+    engine, parallel = start(stage, world, dtype)
+    shapes = {name: tuple(parameter.shape) for name, parameter in Net().named_parameters()}
+    checkpoint.load(engine, Path(root) / checkpoint.folder_name(STEPS), parallel[1], shapes)
     steps(engine, rank, world, STEPS, 2 * STEPS)
-    checkpoint.save(engine, Path(root), 2 * STEPS, {"optimizer_step": 2 * STEPS}, rank, world, 2, gather)
+    checkpoint.save(engine, Path(root), 2 * STEPS, {"optimizer_step": 2 * STEPS}, rank, 2, gather, parallel)
 
 
 def weights(root: Path, step: int) -> dict[str, Tensor]:
@@ -110,9 +116,9 @@ def assert_equal_to_dense(root: Path, step: int, tolerance: float = 2e-6) -> Non
 
 
 def train_on_and_save(rank: int, world: int, stage: int, root: str, dtype: str) -> None:
-    engine = start(stage, world, dtype)
+    engine, parallel = start(stage, world, dtype)
     steps(engine, rank, world, 0, 2 * STEPS)
-    checkpoint.save(engine, Path(root), 2 * STEPS, {"optimizer_step": 2 * STEPS}, rank, world, 1, gather)
+    checkpoint.save(engine, Path(root), 2 * STEPS, {"optimizer_step": 2 * STEPS}, rank, 1, gather, parallel)
 
 
 @pytest.mark.parametrize("stage", [1, 3])

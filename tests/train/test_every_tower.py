@@ -8,10 +8,12 @@ import pytest
 import torch
 
 from elasmo.config import LimitsConfig, TrainConfig
-from elasmo.model.batch import Batch, collate
+from elasmo.model.batch import Batch, pack
 from elasmo.model.sample import Image, Message, Text
+from elasmo.parallel.layout import Layout
 from elasmo.train import deepspeed_adapter
-from elasmo.train.loss import EMPTY, LossModule
+from elasmo.train.engine import TrainEngine
+from elasmo.train.loss import EMPTY
 from tests.gloo import run_ranks
 from tests.serve.tiny import png, tiny_model
 
@@ -19,18 +21,18 @@ from tests.serve.tiny import png, tiny_model
 def batch_of(rank: int) -> Batch:
     """Rank 0 has an image, rank 1 text only, rank 2 nothing at all."""
     if rank == 2:
-        return collate([EMPTY])
+        return pack([EMPTY])
     _, processor = tiny_model()
     segments = (Image(png()), Text("what digit is this?")) if rank == 0 else (Text("what digit is this?"),)
     messages = [Message("user", segments), Message("assistant", (Text("a"),))]
-    return collate([processor.encode_chat(messages, LimitsConfig())])
+    return pack([processor.encode_chat(messages, LimitsConfig())])
 
 
 def losses(rank: int, world: int, stage: int) -> list[list[float]]:
     """Losses of an evaluation, of a training step, and of an evaluation after it."""
     model, _ = tiny_model()
     deepspeed_adapter.init_distributed(20)
-    engine: Any = deepspeed_adapter.build_engine(LossModule(model), TrainConfig(zero_stage=stage), 1)
+    engine: Any = TrainEngine(model, TrainConfig(), Layout(dp=world, zero_stage=stage), world).deepspeed
     batch, found = batch_of(rank), []
     for training in (False, True, False):
         engine.train(training)

@@ -209,6 +209,19 @@ class LogConfig(Section):
     mlflow: str | None = Field(None, description="MLflow tracking URI; needs the mlflow package")
 
 
+class LayoutConfig(Section):
+    """How ranks share a model; the rest of the ranks, whatever their number, are data parallel."""
+
+    tp: Positive = Field(1, description="tensor parallel: heads, feed-forward channels, vocabulary")
+    pp: Positive = Field(1, description="pipeline parallel: stages of decoder layers")
+    sp: Positive = Field(1, description="Ulysses sequence parallel: tokens of a slot")
+    ep: Positive = Field(1, description="expert parallel: experts over ranks that share a model")
+    tp_sequence: bool = Field(False, description="Megatron sequence parallel: norms and residuals sharded over tp")
+    schedule: Literal["gpipe", "1f1b", "interleaved", "zero-bubble"] = "1f1b"
+    chunks: Positive = Field(1, description="stages of a rank; more than 1 for interleaved, 2 for zero-bubble")
+    recompute: Literal["none", "selective", "full"] = "none"
+
+
 class TrainConfig(Section):
     """Optimisation and elasticity. The global batch is `global_batch` samples in slots of `micro_batch`."""
 
@@ -224,6 +237,7 @@ class TrainConfig(Section):
     grad_clip: Annotated[float, Field(gt=0)] = 1.0
     dtype: Literal["float32", "bfloat16"] = "float32"
     zero_stage: Literal[0, 1, 2, 3] = 1
+    layout: LayoutConfig = LayoutConfig()
     stop_after: Positive | None = Field(
         None, description="commit no step beyond this one; the schedule still spans `steps`"
     )

@@ -31,6 +31,9 @@ TRAIN = "train"
 Window = tuple[int, int]
 """(attempt, first step): where the current worker group starts to read."""
 
+Readers = Callable[[int], list[tuple[int, int]]]
+"""Ranks -> (part, parts) for each rank."""
+
 
 @dataclass(frozen=True)
 class SlotRows:
@@ -91,10 +94,15 @@ class PlanDataConfig(RayDataConfig):
     Ray Train sends this object to a new dataset manager at every start of the worker group and calls `configure`
     there once rank 0 asks for its shard. By then the ranks have agreed on the step to resume from and published it,
     so the window is asked from the run's state, not fixed at submission.
+
+    Args:
+        readers: for a number of ranks, which part of how many parts of the slots each of them reads. Ranks that compute
+            the same slot read the same part, each through a stream of its own.
     """
 
-    def __init__(self, config: Config, run_state: str, namespace: str) -> None:
+    def __init__(self, config: Config, run_state: str, namespace: str, readers: Readers) -> None:
         super().__init__(datasets_to_split=[TRAIN])
+        self.readers = readers
         self.config = config
         self.run_state = run_state
         self.namespace = namespace
@@ -112,7 +120,8 @@ class PlanDataConfig(RayDataConfig):
         window: Window = ray.get(state.window.remote(), timeout=30)
         gold = open_gold(self.config)
         plan = make_plan(self.config, gold)
-        return [{TRAIN: self._stream(plan, gold, rank, world_size, window).iterator()} for rank in range(world_size)]
+        streams = (self._stream(plan, gold, part, parts, window) for part, parts in self.readers(world_size))
+        return [{TRAIN: stream.iterator()} for stream in streams]
 
     def _stream(self, plan: StepPlan, gold: Gold, rank: int, world: int, window: Window) -> Dataset:
         data = self.config.data

@@ -6,10 +6,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
-from elasmo.config import ModelConfig
-from elasmo.parallel.layout import Layout
+from elasmo.config import ModelConfig, TrainConfig
+from elasmo.parallel.layout import Layout, place
 
 ZERO_STAGES = (0, 1, 2, 3)
+
+
+class LayoutError(ValueError):
+    """A layout that the model or the number of ranks does not allow, with the reason."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,51 @@ def layouts(ranks: int, model: ModelConfig, job: Job) -> Iterator[tuple[Layout, 
         for ep, stage in product(degrees, ZERO_STAGES):
             layout = Layout(dp=dp, tp=tp, pp=pp, sp=sp, ep=ep, zero_stage=stage)
             yield layout, refusals(layout, model, job)
+
+
+def choose(ranks: int, train: TrainConfig) -> Layout:
+    """The layout of a run on `ranks` ranks: the configured cuts, and data parallel over what they leave.
+
+    Raises:
+        LayoutError: the cuts do not divide the ranks.
+    """
+    cuts = train.layout
+    shared = cuts.tp * cuts.pp * cuts.sp
+    if ranks % shared:
+        raise LayoutError(
+            f"train.layout needs a multiple of tp={cuts.tp} x pp={cuts.pp} x sp={cuts.sp} = {shared} workers, "
+            f"not {ranks}; change train.layout or train.workers."
+        )
+    return Layout(dp=ranks // shared, zero_stage=train.zero_stage, **cuts.model_dump())
+
+
+def slot_readers(train: TrainConfig, ranks: int) -> list[tuple[int, int]]:
+    """For each rank, which part of how many data-parallel parts of a step's slots it computes."""
+    layout = choose(ranks, train)
+    return [(place(layout, rank).dp, layout.dp) for rank in range(ranks)]
+
+
+def legal_sizes(smallest: int, largest: int, train: TrainConfig, model: ModelConfig, vocab_size: int) -> list[int]:
+    """Numbers of ranks in a range on which a run's configured layout is legal.
+
+    Raises:
+        LayoutError: there is none; gives the reason for the largest number that the cuts divide.
+    """
+    job = Job(train.slots, vocab_size, train.dtype == "bfloat16")
+    legal, reason = [], ""
+    for ranks in range(smallest, largest + 1):
+        try:
+            reasons = refusals(choose(ranks, train), model, job)
+        except LayoutError as error:
+            reason = reason or str(error)
+            continue
+        if not reasons:
+            legal.append(ranks)
+        else:
+            reason = f"train.layout is refused on {ranks} workers: {'; '.join(reasons)}."
+    if not legal:
+        raise LayoutError(reason)
+    return legal
 
 
 def legal_layouts(ranks: int, model: ModelConfig, job: Job) -> list[Layout]:

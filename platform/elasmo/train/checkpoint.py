@@ -44,10 +44,9 @@ def save(
     step: int,
     meta: Mapping[str, Any],
     rank: int,
-    world: int,
     attempt: int,
     gather: Gather,
-    parallel: tuple[Mesh, Mapping[str, Shard]] | None = None,
+    parallel: tuple[Mesh, Mapping[str, Shard]],
 ) -> Manifest:
     """Writes a checkpoint of `step` from all ranks and commits it; a collective call.
 
@@ -57,7 +56,7 @@ def save(
         meta: what training resumes with, stored in the manifest.
         attempt: number of the worker group; a dead attempt's half-written files are never mixed with this one's.
         gather: all-gather of Python objects over ranks.
-        parallel: the layout's groups and what this rank holds of each tensor; data parallel over all ranks if None.
+        parallel: the layout's groups and what this rank holds of each tensor.
 
     Returns:
         The committed manifest, on every rank.
@@ -65,19 +64,16 @@ def save(
     temporary = root / f".{folder_name(step)}.attempt-{attempt}"
     temporary.mkdir(parents=True, exist_ok=True)
     gather(None)  # the folder exists before anyone writes
-    shards = None if parallel is None else parallel[1]
-    copies = (rank, world) if parallel is None else (parallel[0].zero.rank, parallel[0].zero.size)
-    slices = (
-        (s.name, s.start, _states(s))
-        for s in _written_slices(engine, *copies)
-        if shards is None or shards[s.name].counted
-    )
-    boxes = None if shards is None else {name: shard.box for name, shard in shards.items() if shard.is_cut}
+    mesh, shards = parallel
+    written = _written_slices(engine, mesh.zero.rank, mesh.zero.size)
+    slices = ((s.name, s.start, _states(s)) for s in written if shards[s.name].counted)
+    boxes = {name: shard.box for name, shard in shards.items() if shard.is_cut}
     path = temporary / f"rank-{rank:05d}.safetensors"
     record, fragments = write_file(path, slices, boxes)
     if not fragments:
         path.unlink()  # every copy that counts is elsewhere
-    records = gather((record, fragments, _full_shapes(engine, shards)))
+    shapes = {name: shards[name].shape for name in deepspeed_adapter.local_shapes(engine)}
+    records = gather((record, fragments, shapes))
     manifest = Manifest(
         step=step,
         shapes={name: shape for _, _, shapes in records for name, shape in shapes.items()},
@@ -92,32 +88,33 @@ def save(
     return manifest
 
 
-def load(engine: Any, folder: Path, shards: Mapping[str, Shard] | None = None) -> FragmentReader:
+def load(
+    engine: Any, folder: Path, shards: Mapping[str, Shard], shapes: Mapping[str, tuple[int, ...]]
+) -> FragmentReader:
     """Restores masters, moments and counters of this rank from a checkpoint of any layout into any other.
 
     Args:
-        shards: what this rank holds of each tensor; the whole of all if None.
+        shards: what this rank holds of each tensor.
+        shapes: of all tensors of the whole model.
 
     Raises:
         CheckpointError: damaged or foreign checkpoint; the engine must then not be used.
     """
     reader = FragmentReader(folder)
-    expected = _full_shapes(engine, shards)
-    for name, shape in expected.items():
+    for name, shape in shapes.items():
         found = reader.manifest.shapes.get(name)
         if found != shape:
             raise CheckpointError(
                 f"{folder}: tensor {name!r} has shape {found}, the model needs {shape}; use the run's config."
             )
-    foreign = sorted(set(reader.manifest.shapes) - set(expected))
-    if foreign and shards is None:
+    foreign = sorted(set(reader.manifest.shapes) - set(shapes))
+    if foreign:
         raise CheckpointError(
             f"{folder} holds tensor {foreign[0]!r}, which the model lacks; use the run's model config."
         )
     for owned in deepspeed_adapter.owned_slices(engine):
         for state, view in _states(owned).items():
-            box = None if shards is None else shards[owned.name].box
-            view.copy_(reader.read(owned.name, state, owned.start, owned.stop, box))
+            view.copy_(reader.read(owned.name, state, owned.start, owned.stop, shards[owned.name].box))
     deepspeed_adapter.finish_load(engine, int(reader.manifest.meta["optimizer_step"]))
     return reader
 
@@ -179,12 +176,6 @@ def prune(root: Path, keep: int, pinned: set[str]) -> list[str]:
     return removed
 
 
-def _full_shapes(engine: Any, shards: Mapping[str, Shard] | None) -> dict[str, tuple[int, ...]]:
-    if shards is None:
-        return deepspeed_adapter.full_shapes(engine)
-    return {name: shards[name].shape for name in deepspeed_adapter.full_shapes(engine)}
-
-
 def _states(owned: OwnedSlice) -> dict[str, Any]:
     return {WEIGHT: owned.weight, MOMENTS[0]: owned.exp_avg, MOMENTS[1]: owned.exp_avg_sq}
 
@@ -195,7 +186,7 @@ def _written_slices(engine: Any, rank: int, world: int) -> Iterator[OwnedSlice]:
         yield from deepspeed_adapter.owned_slices(engine)
         return
     whole = {owned.name: owned for owned in deepspeed_adapter.owned_slices(engine)}
-    for name, start, stop in split_evenly(deepspeed_adapter.full_shapes(engine), rank, world):
+    for name, start, stop in split_evenly(deepspeed_adapter.local_shapes(engine), rank, world):
         owned = whole[name]
         yield OwnedSlice(
             name, start, stop, owned.weight[start:stop], owned.exp_avg[start:stop], owned.exp_avg_sq[start:stop]

@@ -115,7 +115,7 @@ class ModelParallelUnit:
 
 
 def build_engine(
-    model: nn.Module, train: TrainConfig, micro_steps: int, parallel: tuple[Mesh, Mapping[str, Shard]] | None = None
+    model: nn.Module, train: TrainConfig, micro_steps: int, parallel: tuple[Mesh, Mapping[str, Shard]]
 ) -> Any:
     """A DeepSpeed engine around `model` with torch's AdamW.
 
@@ -126,13 +126,10 @@ def build_engine(
         model: with full float32 weights, equal on every rank.
         train: optimisation settings.
         micro_steps: micro-batches between optimizer steps on this rank.
-        parallel: the layout's groups and what this rank holds of each parameter; data parallel over all ranks if None.
+        parallel: the layout's groups and what this rank holds of each parameter.
     """
-    mpu = None
-    if parallel is not None:
-        mesh, shards = parallel
-        _mark(model, mesh, shards)
-        mpu = ModelParallelUnit(mesh)
+    mesh, shards = parallel
+    _mark(model, mesh, shards)
     decayed = [p for p in model.parameters() if p.requires_grad and p.ndim >= 2]
     others = [p for p in model.parameters() if p.requires_grad and p.ndim < 2]
     groups = [{"params": decayed, "weight_decay": train.weight_decay}, {"params": others, "weight_decay": 0.0}]
@@ -151,7 +148,7 @@ def build_engine(
         "steps_per_print": 10**9,
     }
     engine, *_ = deepspeed.initialize(
-        model=model, optimizer=optimizer, config=settings, mpu=mpu, dist_init_required=False
+        model=model, optimizer=optimizer, config=settings, mpu=ModelParallelUnit(mesh), dist_init_required=False
     )
     _create_states(engine)
     return engine
@@ -199,8 +196,8 @@ def zero_stage(engine: Any) -> int:
     return int(engine.zero_optimization_stage())
 
 
-def full_shapes(engine: Any) -> dict[str, tuple[int, ...]]:
-    """Full shape of every trained tensor, also where this rank holds a part (ZeRO 3)."""
+def local_shapes(engine: Any) -> dict[str, tuple[int, ...]]:
+    """Shape of every trained tensor as the layout leaves it to this rank, before ZeRO shards it."""
     return {
         name.removeprefix(PREFIX): tuple(getattr(parameter, "ds_shape", parameter.shape))
         for name, parameter in engine.module.named_parameters()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from ray.train import RunConfig
 
 from elasmo.config import Config
 from elasmo.data.stream import TRAIN, PlanDataConfig, make_plan, open_gold
+from elasmo.parallel import planner
 from elasmo.train import ray_adapter, run_folder, run_state
 from elasmo.train.loop import LoopSettings, train_loop
 from elasmo.train.run_folder import ReceiptCheck
@@ -60,6 +62,7 @@ def fit(
 
     Raises:
         GoldError: no usable gold snapshot.
+        LayoutError: `train.layout` suits no number of workers in the range.
         RunBusy: the run is being trained by another driver of this cluster.
         TrainError: the failure budget is spent, or a worker hit an error of the user's making.
     """
@@ -69,6 +72,8 @@ def fit(
     gold = open_gold(config)
     gold.check_model(config.model)
     config = pinned(config, gold.snapshot)
+    workers = config.train.workers
+    sizes = planner.legal_sizes(workers.min, workers.max, config.train, config.model, gold.processor().vocab_size)
     run_id = run_id or run_folder.new_run_id(config)
     try:
         folder = run_folder.create(config, run_id, gold)
@@ -78,7 +83,7 @@ def fit(
     if on_start is not None:
         on_start(run_id, folder, state)
     try:
-        _supervise(config, run_id, folder)
+        _supervise(config, run_id, folder, sizes)
     except BaseException as error:
         sentence = ray_adapter.user_error(error) or f"Training stopped: {str(error) or type(error).__name__}"
         run_folder.write_summary(folder, status="failed", finished=time.time(), error=sentence)
@@ -129,11 +134,11 @@ def _connect(address: str) -> None:
         ) from None
 
 
-def _supervise(config: Config, run_id: str, folder: Path) -> None:
+def _supervise(config: Config, run_id: str, folder: Path, sizes: Sequence[int]) -> None:
     ray_adapter.apply_timeouts(config.train.workers)
     for restart in range(CONTROLLER_RESTARTS + 1):
         try:
-            _trainer(config, run_id, folder).fit()
+            _trainer(config, run_id, folder, sizes).fit()
             return
         except ray.exceptions.RayActorError:
             if restart == CONTROLLER_RESTARTS:
@@ -141,7 +146,7 @@ def _supervise(config: Config, run_id: str, folder: Path) -> None:
             logger.warning("The training controller died; starting another from the last checkpoint.", exc_info=True)
 
 
-def _trainer(config: Config, run_id: str, folder: Path) -> ray_adapter.ElasticTrainer:
+def _trainer(config: Config, run_id: str, folder: Path, sizes: Sequence[int]) -> ray_adapter.ElasticTrainer:
     workers = config.train.workers
     name = run_state.actor_name(run_id)
     trainer = ray_adapter.ElasticTrainer(
@@ -156,7 +161,10 @@ def _trainer(config: Config, run_id: str, folder: Path) -> ray_adapter.ElasticTr
             callbacks=[ray_adapter.PhaseCallback(name, run_state.NAMESPACE)],
         ),
         datasets={TRAIN: ray.data.range(1)} if config.data.engine == "ray" else {},
-        dataset_config=PlanDataConfig(config, name, run_state.NAMESPACE),
+        dataset_config=PlanDataConfig(
+            config, name, run_state.NAMESPACE, functools.partial(planner.slot_readers, config.train)
+        ),
     )
     trainer.wait_s = workers.wait_s
+    trainer.sizes = sizes
     return trainer

@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
-
-import torch
 
 from elasmo.data.draft import Split
 from elasmo.data.gold import Gold, GoldRow
-from elasmo.model.batch import collate
-from elasmo.train.loss import EMPTY, Sums
+from elasmo.train.engine import TrainEngine
+from elasmo.train.loss import Sums
 
 SPLIT: Split = "heldout"
 
 
-def evaluate(engine: Any, gold: Gold, batch_size: int, rank: int, world: int, device: torch.device) -> Sums:
+def evaluate(engine: TrainEngine, gold: Gold, batch_size: int) -> Sums:
     """Losses and right answers of this rank's share of the held-out rows.
 
     An answer is right when every one of its tokens has the highest logit given the tokens before it, which is when
     greedy decoding gives exactly that answer. Ranks with fewer batches run empty ones, so that collectives match.
 
     Args:
-        engine: DeepSpeed engine around a `LossModule`.
         batch_size: rows of a forward pass.
 
     Returns:
@@ -30,17 +26,16 @@ def evaluate(engine: Any, gold: Gold, batch_size: int, rank: int, world: int, de
     """
     row_ids = gold.index(SPLIT).row_ids
     batches = -(-len(row_ids) // batch_size)
+    part, parts = engine.mesh.place.dp, engine.layout.dp
     sums = Sums()
-    engine.eval()
+    engine.deepspeed.eval()
     try:
-        with torch.no_grad():
-            for rows in _share(gold, row_ids.tolist(), batch_size, rank, world, -(-batches // world)):
-                batch = collate([row.encoded for row in rows] if rows else [EMPTY]).to(device)
-                losses, correct = engine(batch)
-                if rows:
-                    sums.add(losses, correct, batch, [row.modality for row in rows])
+        for rows in _share(gold, row_ids.tolist(), batch_size, part, parts, -(-batches // parts)):
+            output = engine.evaluate([row.encoded for row in rows] if rows else None)
+            if output is not None and engine.leads:
+                sums.add(output.losses, output.correct, output.batch, [row.modality for row in rows])
     finally:
-        engine.train()
+        engine.deepspeed.train()
     return sums
 
 

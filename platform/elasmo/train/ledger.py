@@ -26,6 +26,7 @@ class RankStep:
         loss_sum, target_tokens: by modality, over this rank's slots.
         seconds: `step`, `data_wait`, `compute`, `communication`, `other`.
         tokens: by module.
+        leads: whether the rank speaks for its slots; ranks that share them report no loss and no tokens.
     """
 
     step: int
@@ -36,6 +37,7 @@ class RankStep:
     tokens: Mapping[str, int]
     lr: float
     grad_norm: float | None
+    leads: bool = True
 
 
 @dataclass
@@ -166,7 +168,8 @@ def _step_event(attempt: Attempt, step: int, ranks: list[RankStep]) -> Event:
     modalities = sorted({name for report in ranks for name in report.target_tokens})
     losses = {name: sum(report.loss_sum.get(name, 0.0) for report in ranks) for name in modalities}
     targets = {name: sum(report.target_tokens.get(name, 0) for report in ranks) for name in modalities}
-    tokens = {name: [report.tokens.get(name, 0) for report in ranks] for name in ranks[0].tokens}
+    leaders = [report for report in ranks if report.leads]
+    tokens = {name: [report.tokens.get(name, 0) for report in leaders] for name in leaders[0].tokens}
     return {
         "event": "step",
         "attempt": attempt.number,

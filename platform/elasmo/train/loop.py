@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +13,20 @@ import ray
 import ray.train
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from elasmo.config import Config
 from elasmo.data.gold import Gold
 from elasmo.data.plan import Slot, StepPlan, slot_digest
 from elasmo.data.stream import TRAIN, SlotRows, direct, from_shard, make_plan, open_gold
-from elasmo.model.batch import collate
+from elasmo.model.batch import Encoded
 from elasmo.model.multimodal import MultimodalDecoder
+from elasmo.parallel import planner
 from elasmo.train import checkpoint, deepspeed_adapter, run_state
+from elasmo.train.engine import TrainEngine
 from elasmo.train.evaluate import evaluate
 from elasmo.train.ledger import RankStep
-from elasmo.train.loss import EMPTY, LossModule, Sums, check_finite
+from elasmo.train.loss import Sums, check_finite
 from elasmo.train.schedule import learning_rate
 
 
@@ -54,10 +57,11 @@ class Rank:
         self.state = run_state.connect(settings.run_id)
         context = ray.train.get_context()
         self.rank, self.world = context.get_world_rank(), context.get_world_size()
-        deepspeed_adapter.init_distributed(self.config.train.workers.collective_timeout_s)
+        timeout_s = self.config.train.workers.collective_timeout_s
+        deepspeed_adapter.init_distributed(timeout_s)
         self.gold: Gold = open_gold(self.config)
         self.plan: StepPlan = make_plan(self.config, self.gold)
-        self.micro_steps = self.plan.micro_steps(self.world)
+        self.layout = planner.choose(self.world, self.config.train)
         processor = self.gold.processor()
         self.processor_hash = processor.fingerprint()
         model = MultimodalDecoder(self.config.model, processor.vocab_size, processor.table_fields)
@@ -66,16 +70,17 @@ class Rank:
         if torch.cuda.is_available():
             model.to(ray.train.torch.get_device())
         self.attempt, self.start_step, self.restore_from = self._begin()
-        self.engine = deepspeed_adapter.build_engine(LossModule(model), self.config.train, self.micro_steps)
+        self.engine = TrainEngine(model, self.config.train, self.layout, self.config.train.slots, timeout_s)
         self.clock = None if torch.cuda.is_available() else deepspeed_adapter.install_clock()
-        self.device = next(model.parameters()).device
+        self.dp_rank = self.engine.mesh.place.dp
         self.best = self._read_best()
 
     def restore(self) -> None:
         """Loads the checkpoint the ranks agreed on, if there is one."""
         bytes_read = 0
         if self.restore_from is not None:
-            reader = checkpoint.load(self.engine, Path(self.restore_from))
+            engine = self.engine
+            reader = checkpoint.load(engine.deepspeed, Path(self.restore_from), engine.shards, engine.shapes)
             checkpoint.check_cursor(reader.manifest, self._cursor(self.start_step), self.restore_from)
             bytes_read = reader.bytes_read
         total = sum(self._gather(bytes_read))
@@ -106,12 +111,11 @@ class Rank:
         nodes = self._gather(ray.get_runtime_context().get_node_id())
         if self.rank == 0:
             plan = {
-                "dp": self.world,
-                "zero_stage": train.zero_stage,
+                **asdict(self.layout),
                 "global_batch": train.global_batch,
                 "micro_batch": train.micro_batch,
                 "slots": train.slots,
-                "micro_steps": self.micro_steps,
+                "micro_steps": self.plan.micro_steps(self.layout.dp),
                 "lr": train.lr,
                 "parameters": self.parameters,
             }
@@ -124,39 +128,46 @@ class Rank:
     def _stream(self) -> Iterator[SlotRows]:
         if self.config.data.engine == "direct":
             steps = self.config.train.last_step
-            return direct(self.plan, self.gold, self.rank, self.world, self.start_step, steps)
+            return direct(self.plan, self.gold, self.dp_rank, self.layout.dp, self.start_step, steps)
         return from_shard(ray.train.get_dataset_shard(TRAIN))
 
     def _step(self, step: int, stream: Iterator[SlotRows]) -> RankStep:
         started = time.perf_counter()
-        slots = self.plan.assign(step, self.world)[self.rank]
-        weight = self.world / self.plan.target_tokens(step)
-        deepspeed_adapter.set_lr(self.engine, learning_rate(self.config.train, step))
-        sums, digests, waited, computed = Sums(), {}, 0.0, 0.0
-        for micro in range(self.micro_steps):
+        slots = self.plan.assign(step, self.layout.dp)[self.dp_rank]
+        deepspeed_adapter.set_lr(self.engine.deepspeed, learning_rate(self.config.train, step))
+        arrived: list[SlotRows] = []
+        waits: list[float] = []
+
+        def feed() -> Iterator[tuple[Encoded, ...] | None]:
+            for micro in range(self.engine.micro_steps):
+                before = time.perf_counter()
+                if micro < len(slots):
+                    arrived.append(self._next(stream, slots[micro]))
+                waits.append(time.perf_counter() - before)
+                yield arrived[micro].samples if micro < len(slots) else None
+
+        def check(micro: int, losses: Tensor) -> None:
+            check_finite(losses, step, arrived[micro].slot, arrived[micro].row_ids)
+
+        sums, digests, computed = Sums(), {}, 0.0
+        outputs = self.engine.step(feed(), self.plan.target_tokens(step), check)
+        for micro in range(self.engine.micro_steps):
             before = time.perf_counter()
-            rows = self._next(stream, slots[micro]) if micro < len(slots) else None
-            batch = collate(rows.samples if rows is not None else [EMPTY]).to(self.device)
-            ready = time.perf_counter()
-            waited += ready - before
-            losses, correct = self.engine(batch)
-            if rows is not None:
-                check_finite(losses, step, rows.slot, rows.row_ids)
-                sums.add(losses, correct, batch, rows.modalities)
+            output = next(outputs)
+            computed += time.perf_counter() - before
+            if output is not None:
+                rows = arrived[micro]
                 digests[rows.slot] = slot_digest(rows.step, rows.slot, rows.row_ids)
-            # A rank without a slot runs an empty micro-batch of weight zero: every rank issues the same collectives.
-            scale = weight if rows is not None else 0.0
-            self.engine.backward(losses.sum() * scale, scale_wrt_gas=False)
-            self.engine.step()
-            computed += time.perf_counter() - ready
+                if self.engine.leads:
+                    sums.add(output.losses, output.correct, output.batch, rows.modalities)
         communicated = self.clock.take() if self.clock is not None else 0.0
-        total = time.perf_counter() - started
+        total, waited = time.perf_counter() - started, sum(waits)
         seconds = {
             "step": total,
             "data_wait": waited,
-            "compute": computed - communicated,
+            "compute": computed - waited - communicated,
             "communication": communicated,
-            "other": max(0.0, total - waited - computed),
+            "other": max(0.0, total - computed),
         }
         return RankStep(
             step=step + 1,
@@ -164,9 +175,10 @@ class Rank:
             loss_sum=sums.loss,
             target_tokens=sums.tokens,
             seconds=seconds,
-            tokens=self.plan.tokens(slots),
+            tokens=self.plan.tokens(slots if self.engine.leads else ()),
             lr=learning_rate(self.config.train, step),
-            grad_norm=deepspeed_adapter.grad_norm(self.engine),
+            grad_norm=deepspeed_adapter.grad_norm(self.engine.deepspeed),
+            leads=self.engine.leads,
         )
 
     def _next(self, stream: Iterator[SlotRows], expected: Slot) -> SlotRows:
@@ -177,7 +189,7 @@ class Rank:
 
     def _evaluate(self, done: int) -> bool:
         started = time.perf_counter()
-        sums = evaluate(self.engine, self.gold, self.config.train.micro_batch, self.rank, self.world, self.device)
+        sums = evaluate(self.engine, self.gold, self.config.train.micro_batch)
         total = Sums()
         for part in self._gather(sums):
             total.merge(part)
@@ -208,7 +220,10 @@ class Rank:
             "world": self.world,
         }
         root = self.folder / "checkpoints"
-        manifest = checkpoint.save(self.engine, root, done, meta, self.rank, self.world, self.attempt, self._gather)
+        parallel = (self.engine.mesh, self.engine.shards)
+        manifest = checkpoint.save(
+            self.engine.deepspeed, root, done, meta, self.rank, self.attempt, self._gather, parallel
+        )
         if self.rank != 0:
             return
         name = checkpoint.folder_name(done)

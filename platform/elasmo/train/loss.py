@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from elasmo.model.batch import Batch, Encoded
-from elasmo.model.multimodal import MultimodalDecoder
 
 PREFIX = "trained."
 """What wrapping adds to parameter names; checkpoints drop it."""
@@ -17,18 +16,6 @@ PREFIX = "trained."
 
 EMPTY = Encoded.empty()
 """A sample without target or medium: what a rank runs when it has no slot left and must still join collectives."""
-
-
-class LossModule(nn.Module):
-    """What DeepSpeed wraps: a forward pass that ends in losses, so that every parameter is used inside the engine."""
-
-    def __init__(self, model: MultimodalDecoder) -> None:
-        super().__init__()
-        self.trained = model
-
-    def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Losses float32 [batch, seq], zero where there is no target, and correctness bool [batch, seq]."""
-        return self.trained.target_losses(batch)
 
 
 class NumericalError(ValueError):

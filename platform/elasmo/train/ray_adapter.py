@@ -9,7 +9,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import ray
@@ -38,7 +38,15 @@ from elasmo.config import WorkersConfig
 logger = logging.getLogger(__name__)
 
 PROBE_TIMEOUT_S = 0.5
-FATAL_ERRORS = ("CheckpointError", "ConfigError", "GoldError", "GoldRowError", "NotEnoughWorkers", "NumericalError")
+FATAL_ERRORS = (
+    "CheckpointError",
+    "ConfigError",
+    "GoldError",
+    "GoldRowError",
+    "LayoutError",
+    "NotEnoughWorkers",
+    "NumericalError",
+)
 """Errors of a user's making, by class name: trying again gives the same."""
 
 
@@ -85,13 +93,17 @@ class ElasticPolicy(ElasticScalingPolicy):
 
     Ray's own policy decides on a cached view, so after losing a node it first tries the old size until the worker-group
     start timeout passes.
+
+    Args:
+        sizes: numbers of workers that the run's layout allows; any in the range if None.
     """
 
     GET_RESERVED_RESOURCES_INTERVAL_S = 0.2
 
-    def __init__(self, scaling_config: ScalingConfig, wait_s: float) -> None:
+    def __init__(self, scaling_config: ScalingConfig, wait_s: float, sizes: Sequence[int] | None = None) -> None:
         super().__init__(scaling_config)
         self._wait_s = wait_s
+        self._sizes = sizes
         self._waiting_since: float | None = None
 
     def make_decision_for_non_running_worker_group(self) -> ScalingDecision:
@@ -105,13 +117,21 @@ class ElasticPolicy(ElasticScalingPolicy):
         self._waiting_since = None
         return decision
 
+    def _count_possible_workers(self, reserved_resources: Any) -> int:
+        """The largest size that a layout allows; workers beyond it stay idle."""
+        possible: int = super()._count_possible_workers(reserved_resources)
+        if self._sizes is None:
+            return possible
+        return max((size for size in self._sizes if size <= possible), default=0)
+
     def _wait(self) -> NoopDecision:
         now = time.monotonic()
         self._waiting_since = now if self._waiting_since is None else self._waiting_since
         if now - self._waiting_since > self._wait_s:
             needed = self.scaling_config._resources_per_worker_not_none
+            fewest = self.scaling_config.min_workers if self._sizes is None else min(self._sizes)
             raise NotEnoughWorkers(
-                f"The cluster offered no {self.scaling_config.min_workers} worker(s) with {needed} each within "
+                f"The cluster offered no {fewest} worker(s) with {needed} each within "
                 f"{self._wait_s:g} s (train.workers.wait_s); add nodes or lower train.workers.min."
             )
         return NoopDecision()
@@ -221,9 +241,10 @@ class ElasticTrainer(TorchTrainer):
     """Ray's torch trainer with Elasmo's scaling and failure policies in the controller."""
 
     wait_s = 300.0
+    sizes: Sequence[int] | None = None
 
     def _initialize_and_run_controller(self, **controller_init_kwargs: Any) -> Result:
-        controller_init_kwargs["scaling_policy"] = ElasticPolicy(self.scaling_config, self.wait_s)
+        controller_init_kwargs["scaling_policy"] = ElasticPolicy(self.scaling_config, self.wait_s, self.sizes)
         policy: FailurePolicy = FailFastOnUserErrors(self.run_config.failure_config)
         controller_init_kwargs["failure_policy"] = policy
         return super()._initialize_and_run_controller(**controller_init_kwargs)
