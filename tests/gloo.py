@@ -12,6 +12,8 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+# DeepSpeed warns of names that torch is about to rename, once a process and collective.
+os.environ.setdefault("PYTHONWARNINGS", "ignore::FutureWarning")
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["elasmo.train.checkpoint"])
 

@@ -82,6 +82,12 @@ def place(layout: Layout, rank: int) -> Place:
     return Place(pp, dp, sp, tp, (dp * layout.sp + sp) % layout.ep)
 
 
+def stage_rank(layout: Layout, number: int) -> int:
+    """Pipeline coordinate of a stage: round and round, or for `zero-bubble` there and back (ZB-V, Qi et al. 2024)."""
+    turn, rank = divmod(number, layout.pp)
+    return layout.pp - 1 - rank if layout.schedule == "zero-bubble" and turn % 2 else rank
+
+
 def groups(layout: Layout, *dimensions: str) -> list[list[int]]:
     """Ranks that differ in `dimensions` only, a list for each group, all in rank order.
 

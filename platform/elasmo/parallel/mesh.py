@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from elasmo.parallel.layout import Layout, Place, groups, place
+from elasmo.parallel.layout import Layout, Place, groups, place, stage_rank
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Mesh:
         slot: ranks that compute the same slot: all of pp, sp and tp.
         zero: ranks that hold the same parameters, of which ZeRO shards the optimizer.
         unlike: ranks that, one for each place in `zero`, together hold the whole model: all of pp, ep and tp.
-        ends: first and last pipeline stage, which share tied embeddings; alone on stages between them.
+        ends: first and last pipeline stage, which share tied embeddings; elsewhere alone, as where both are one rank.
     """
 
     layout: Layout
@@ -63,8 +63,9 @@ def make_mesh(layout: Layout, timeout_s: float = 60.0) -> Mesh:
         return _own([tuple(ranks) for ranks in groups(layout, *dimensions)], rank, made, timeout_s)
 
     lines = groups(layout, "pp")
-    first_and_last = [(ranks[0], ranks[-1]) for ranks in lines] if layout.pp > 1 else []
-    rest = [(rank,) for ranks in lines for rank in (ranks[1:-1] if layout.pp > 1 else ranks)]
+    last = stage_rank(layout, layout.pp * layout.chunks - 1)
+    first_and_last = [(ranks[0], ranks[last]) for ranks in lines if last]
+    rest = [(rank,) for ranks in lines for at, rank in enumerate(ranks) if not last or at not in (0, last)]
     return Mesh(
         layout=layout,
         place=place(layout, rank),

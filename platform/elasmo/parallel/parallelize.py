@@ -11,6 +11,7 @@ from elasmo.model.decoder import DecoderLayer
 from elasmo.model.moe import MoE
 from elasmo.model.multimodal import MultimodalDecoder
 from elasmo.parallel.experts import cut_experts
+from elasmo.parallel.layout import stage_rank
 from elasmo.parallel.mesh import Mesh
 from elasmo.parallel.recompute import recompute_layer
 from elasmo.parallel.sequence import TokensOverRanks
@@ -30,20 +31,21 @@ def parallelize(model: MultimodalDecoder, mesh: Mesh, stages: Sequence[range]) -
     Args:
         model: whole, with the same weights on every rank.
         mesh: groups of the layout.
-        stages: decoder layers of every stage of the whole pipeline, in order; stage i is on rank i % pp.
+        stages: decoder layers of every stage of the whole pipeline, in order; `stage_rank` says where.
 
     Returns:
         What this rank holds of each parameter, by full parameter name.
     """
     layout = mesh.layout
+    tied = model.lm_head is None
     shards = {name: whole(parameter) for name, parameter in model.named_parameters()}
 
     # Pipeline: keep this rank's layers under their global numbers, and the ends where they belong.
-    first, last = mesh.place.pp == 0, mesh.place.pp == (len(stages) - 1) % layout.pp
     if layout.pp > 1:
-        own = [layer for number, stage in enumerate(stages) if number % layout.pp == mesh.place.pp for layer in stage]
+        here = [number for number in range(len(stages)) if stage_rank(layout, number) == mesh.place.pp]
+        first, last = 0 in here, len(stages) - 1 in here
+        own = [layer for number in here for layer in stages[number]]
         model.decoder.layers = nn.ModuleDict({str(i): model.decoder.layers[i] for i in own})  # type: ignore[assignment]
-        tied = model.lm_head is None
         if not first and not (tied and last):
             model.embed_tokens = None  # type: ignore[assignment]
         if not last:
@@ -74,7 +76,7 @@ def parallelize(model: MultimodalDecoder, mesh: Mesh, stages: Sequence[range]) -
         recompute_layer(layer, layout.recompute)
 
     held = {name for name, _ in model.named_parameters()}
-    ends_tied = layout.pp > 1 and model.lm_head is None
+    ends_tied = mesh.ends.size > 1 and tied
     return {name: _with_gradient_rules(name, shard, mesh, ends_tied) for name, shard in shards.items() if name in held}
 
 

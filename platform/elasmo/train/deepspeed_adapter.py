@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from elasmo.config import TrainConfig
 from elasmo.parallel.mesh import Group, Mesh
-from elasmo.parallel.shards import Shard
+from elasmo.parallel.shards import Dim, Shard
 from elasmo.train.loss import PREFIX
 
 os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
@@ -145,6 +145,8 @@ def build_engine(
             "stage3_param_persistence_threshold": 0,
         },
         "zero_allow_untested_optimizer": True,
+        # With a pipeline, torch's schedule runs the backward passes: `step` then reduces what they accumulated.
+        "managed_gradient_accumulation": mesh.layout.pp == 1,
         "steps_per_print": 10**9,
     }
     engine, *_ = deepspeed.initialize(
@@ -165,6 +167,26 @@ def _mark(model: nn.Module, mesh: Mesh, shards: Mapping[str, Shard]) -> None:
         if parameter.requires_grad and mesh.layout.pp == 1:
             for dim in shard.partial:
                 parameter.register_hook(partial(_sum_over, getattr(mesh, dim)))
+
+
+def step_accumulated(engine: Any, mesh: Mesh, shards: Mapping[str, Shard]) -> None:
+    """An optimizer step from gradients that a pipeline schedule has accumulated in `.grad`.
+
+    Gradients that are partial over a group are summed first, together for each group, in one order on all ranks.
+    """
+    by_groups: dict[tuple[Dim, ...], list[Tensor]] = {}
+    for name, parameter in engine.module.named_parameters():
+        dims = shards[name.removeprefix(PREFIX)].partial
+        if dims and parameter.grad is not None:
+            by_groups.setdefault(dims, []).append(parameter.grad)
+    for dims, gradients in sorted(by_groups.items()):
+        flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+        for dim in dims:
+            dist.all_reduce(flat, group=getattr(mesh, dim).handle)
+        parts = flat.split([gradient.numel() for gradient in gradients])
+        for gradient, part in zip(gradients, parts, strict=True):
+            gradient.copy_(part.view_as(gradient))
+    engine.step()
 
 
 def _sum_over(group: Group, gradient: Tensor) -> Tensor:

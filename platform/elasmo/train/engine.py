@@ -16,8 +16,13 @@ from elasmo.parallel.forward import ParallelModel
 from elasmo.parallel.layout import Layout
 from elasmo.parallel.mesh import make_mesh
 from elasmo.parallel.parallelize import parallelize
+from elasmo.parallel.pipeline import MicroBatch, Pipeline
+from elasmo.parallel.stages import head_cost, layer_costs, split
 from elasmo.train import deepspeed_adapter
 from elasmo.train.loss import EMPTY
+
+WIDTH = 32
+"""Rows of a pipeline are padded to a multiple of this, so that few lengths, each with buffers of its own, occur."""
 
 
 @dataclass(frozen=True)
@@ -51,15 +56,19 @@ class TrainEngine:
         self.micro_steps = -(-slots // layout.dp)
         self.mesh = make_mesh(layout, timeout_s)
         self.shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
-        self.shards = parallelize(model, self.mesh, [range(model.config.decoder.layers)])
+        decoder, vocab_size = model.config.decoder, model.vocab_size
+        stages = split(layer_costs(decoder), layout.pp * layout.chunks, last=head_cost(decoder, vocab_size))
+        self.shards = parallelize(model, self.mesh, stages)
         self.model = ParallelModel(model, self.mesh, self.shards)
+        self.pipeline = Pipeline(self.model, stages) if layout.pp > 1 else None
         self.device = next(model.parameters()).device
         self.deepspeed = deepspeed_adapter.build_engine(self.model, train, self.micro_steps, (self.mesh, self.shards))
 
     @property
     def leads(self) -> bool:
         """Whether this rank speaks for its slots: their losses, rows and tokens are counted once."""
-        return self.mesh.slot.rank == 0
+        place = self.mesh.place
+        return place.tp == place.sp == 0 and (self.pipeline is None or self.pipeline.has_last)
 
     def step(
         self,
@@ -77,6 +86,9 @@ class TrainEngine:
         """
         # DeepSpeed averages gradients over the ranks that hold the same parameters; sums are wanted.
         weight = self.layout.zero_ranks / target_tokens
+        if self.pipeline is not None:
+            yield from self._pipeline_step(self.pipeline, list(feed), weight, check)
+            return
         for micro, samples in enumerate(feed):
             batch = self.pack(samples)
             real = samples is not None
@@ -92,14 +104,42 @@ class TrainEngine:
     def evaluate(self, samples: Sequence[Encoded] | None) -> SlotOutput | None:
         """A forward pass without gradients; every rank calls it as often as every other, None being an empty batch."""
         batch = self.pack(samples)
-        with torch.no_grad():
-            losses, correct = self.deepspeed(batch)
-        output = SlotOutput(batch, self._row(losses), self._row(correct))
+        if self.pipeline is not None:
+            found = self.pipeline.evaluate(batch)
+        else:
+            with torch.no_grad():
+                found = self.deepspeed(batch)
+        if found is None:
+            return None
+        output = SlotOutput(batch, self._row(found[0]), self._row(found[1]))
         return output if samples is not None else None
 
-    def pack(self, samples: Sequence[Encoded] | None) -> Batch:
-        """One row on this rank's device, as long as the layout's cuts need."""
-        return pack(samples if samples is not None else [EMPTY], self.layout.row_multiple).to(self.device)
+    def pack(self, samples: Sequence[Encoded] | None, width: int | None = None) -> Batch:
+        """One row on this rank's device, as long as the layout's cuts need, or `width` long."""
+        return pack(samples if samples is not None else [EMPTY], self.layout.row_multiple, width).to(self.device)
+
+    def _pipeline_step(
+        self,
+        pipeline: Pipeline,
+        slots: list[Sequence[Encoded] | None],
+        weight: float,
+        check: Callable[[int, Tensor], None],
+    ) -> Iterator[SlotOutput | None]:
+        longest = max(sum(len(sample.tokens) for sample in samples or [EMPTY]) for samples in slots)
+        width = -(-longest // (WIDTH * self.layout.row_multiple)) * WIDTH * self.layout.row_multiple
+        aux = self.layout.zero_ranks / self.slots
+        micros = [
+            MicroBatch(self.pack(samples, width), *((weight, aux) if samples is not None else (0.0, 0.0)))
+            for samples in slots
+        ]
+        outputs = pipeline.step(micros, lambda micro, losses: check(micro, losses) if slots[micro] else None)
+        deepspeed_adapter.step_accumulated(self.deepspeed, self.mesh, self.shards)
+        for number, samples in enumerate(slots):
+            if outputs is None or samples is None:
+                yield None
+                continue
+            losses, correct = outputs[number]
+            yield SlotOutput(micros[number].batch, self._row(losses), self._row(correct))
 
     def _row(self, own: Tensor) -> Tensor:
         """The whole row of what each sequence-parallel rank has a piece of."""
