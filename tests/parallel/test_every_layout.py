@@ -37,6 +37,7 @@ COVERING = [
     ("multimodal", Layout(tp=2, sp=2, zero_stage=3)),
     ("multimodal", Layout(dp=3, zero_stage=2)),
     ("switch", Layout(sp=2, ep=2, zero_stage=0)),
+    ("multimodal", Layout(pp=2, dp=2, zero_stage=1)),
 ]
 """Every kind of cut, model and ZeRO stage at least once."""
 VARIANTS = [
@@ -49,6 +50,13 @@ VARIANTS = [
     ("moe", Layout(dp=2, ep=2, recompute="full", zero_stage=2)),
     ("multimodal", Layout(tp=2, dp=2, recompute="selective", tp_sequence=True)),
     ("multimodal", Layout(sp=2, dp=2, recompute="full", zero_stage=3)),
+    ("multimodal", Layout(dp=2, pp=2, schedule="gpipe", zero_stage=0)),
+    ("multimodal", Layout(pp=2, tp=2, schedule="interleaved", chunks=2)),
+    ("multimodal", Layout(pp=2, sp=2, schedule="zero-bubble", chunks=2)),
+    ("moe", Layout(pp=2, dp=2, ep=2, schedule="zero-bubble", chunks=2, recompute="full")),
+    ("moe", Layout(pp=2, tp=2, schedule="interleaved", chunks=2, tp_sequence=True, recompute="selective")),
+    ("dense", Layout(pp=2, schedule="zero-bubble", chunks=2, tp=2, tp_sequence=True)),
+    ("switch", Layout(pp=4, schedule="gpipe", zero_stage=0)),
 ]
 """Cuts and savings beside the enumerated dimensions."""
 
@@ -94,7 +102,7 @@ def test_every_legal_layout_equals_the_dense_run(kind: str, layout: Layout) -> N
 
 @pytest.mark.full
 @pytest.mark.parametrize(("kind", "layout"), VARIANTS, ids=name)
-def test_sequence_parallel_norms_and_recomputation_equal_the_dense_run(kind: str, layout: Layout) -> None:
+def test_schedules_sequence_parallel_norms_and_recomputation_equal_the_dense_run(kind: str, layout: Layout) -> None:
     check(VARIANTS, kind, layout)
 
 

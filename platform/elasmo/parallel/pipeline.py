@@ -7,7 +7,7 @@ encoders at the end. Gradients only accumulate here: summing them over ranks and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -149,6 +149,15 @@ class Stage(nn.Module):
     @property
     def model(self) -> ParallelModel:
         return self._held[0]
+
+    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
+        """What the stage computes with: a zero-bubble schedule computes these gradients apart from its input's."""
+        trained = self.model.trained
+        layers: Any = trained.decoder.layers
+        used = [layers[name] for name in self.layers]
+        used += [trained.embed_tokens] if self.is_first else []
+        used += [trained.decoder.norm, trained.lm_head or trained.embed_tokens] if self.is_last else []
+        yield from {parameter: None for module in used for parameter in module.parameters()}
 
     def load(self, micros: Sequence[MicroBatch], media: Sequence[Media], check: Callable[[int, Tensor], None]) -> None:
         """Lays out the micro-batches of a step, which the schedule then names by number."""

@@ -152,6 +152,8 @@ def build_engine(
     engine, *_ = deepspeed.initialize(
         model=model, optimizer=optimizer, config=settings, mpu=ModelParallelUnit(mesh), dist_init_required=False
     )
+    # ZeRO then makes its reduction buckets in `step`, since it did not see the backward passes begin and end.
+    engine.pipeline_parallelism = mesh.layout.pp > 1
     _create_states(engine)
     return engine
 
