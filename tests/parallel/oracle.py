@@ -72,31 +72,30 @@ def make_model(kind: str) -> MultimodalDecoder:
 
 
 def sample(kind: str, random: np.random.Generator) -> Encoded:
-    """Some text; in a multimodal model also two images, an image, sounds, records or nothing, as the number falls."""
-    length = int(random.integers(3, 9))
-    tokens = [int(x) for x in random.integers(8, VOCAB, length)]
-    empty = Encoded.empty()
-    images, audio, cells = [], [], 0
-    if kind == "multimodal":
-        for medium in random.choice(4, size=int(random.integers(0, 4))):
-            if medium == 0:
-                images.append(random.integers(0, 255, (4, 4, 1)).astype(np.uint8))
-                tokens = [*tokens, *[IMAGE] * VISION.tokens]
-            elif medium == 1:
-                frames = int(random.integers(3, 11))
-                audio.append(random.normal(size=(frames, 8)).astype(np.float16))
-                tokens = [*[AUDIO] * -(-frames // 4), *tokens]
-            elif medium == 2 and not cells:
-                cells = 2
-                tokens = [tokens[0], *[TABLE] * 2, *tokens[1:]]
-    # Media in the order of their places: sounds were put in front of earlier ones.
-    audio.reverse()
+    """Text, in a multimodal model with up to three media in any order in it; text always follows a medium."""
+
+    def text() -> list[int]:
+        return [int(x) for x in random.integers(8, VOCAB, int(random.integers(2, 6)))]
+
+    tokens, images, audio, cells = text(), [], [], 0  # type: list[int], list[Any], list[Any], int
+    for medium in random.choice(3, size=int(random.integers(0, 4)) if kind == "multimodal" else 0):
+        if medium == 0:
+            images.append(random.integers(0, 255, (4, 4, 1)).astype(np.uint8))
+            tokens += [IMAGE] * VISION.tokens
+        elif medium == 1:
+            frames = int(random.integers(3, 11))
+            audio.append(random.normal(size=(frames, 8)).astype(np.float16))
+            tokens += [AUDIO] * -(-frames // 4)
+        elif not cells:
+            cells = 2
+            tokens += [TABLE] * cells
+        tokens += text()
     array = np.array(tokens, np.int32)
     mask = ((array >= 8) & (random.random(len(array)) < 0.7)).astype(np.uint8)
     return Encoded(
         array,
         mask,
-        np.stack(images) if images else empty.images,
+        np.stack(images) if images else Encoded.empty().images,
         tuple(audio),
         np.arange(cells, dtype=np.int16),
         np.array([0.5, 0.0][:cells], np.float32),

@@ -88,6 +88,12 @@ def name(value: object) -> str:
     return str(value).replace(" ", ",") if isinstance(value, str | Layout) else ""
 
 
+@pytest.mark.parametrize("kind", oracle.MODELS)
+def test_every_tensor_of_the_dense_run_has_a_gradient_worth_comparing(kind: str) -> None:
+    for moments in oracle.dense_run(kind).moments:
+        assert not [tensor for tensor, moment in moments.items() if not moment.norm() > 1e-6]
+
+
 @pytest.mark.parametrize(("kind", "layout"), COVERING, ids=name)
 def test_a_covering_set_of_layouts_equals_the_dense_run(kind: str, layout: Layout) -> None:
     check(COVERING, kind, layout)

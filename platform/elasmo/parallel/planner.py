@@ -146,10 +146,10 @@ def _pipeline(layout: Layout, model: ModelConfig, job: Job) -> Iterator[str]:
         yield f"pp={layout.pp} x chunks={layout.chunks} exceeds layers={model.decoder.layers}"
     micro_batches = -(-job.slots // layout.dp)
     if layout.pp > 1 and layout.schedule == "1f1b" and micro_batches < layout.pp:
-        yield f"schedule=1f1b with pp={layout.pp} needs {layout.pp} micro-batches a rank, not {micro_batches}; use gpipe"
+        yield f"schedule=1f1b needs pp={layout.pp} micro-batches a rank, not {micro_batches}; use gpipe"
     rounds = max(1, micro_batches // layout.pp)
     if layout.pp > 1 and layout.schedule == "interleaved" and micro_batches % rounds:
-        yield f"schedule=interleaved with pp={layout.pp} cannot share {micro_batches} micro-batches into {rounds} rounds"
+        yield f"schedule=interleaved, pp={layout.pp}: {micro_batches} micro-batches do not make {rounds} even rounds"
     wanted = {"gpipe": (1, 1), "1f1b": (1, 1), "interleaved": (2, model.decoder.layers), "zero-bubble": (2, 2)}
     low, high = wanted[layout.schedule]
     if layout.pp > 1 and not low <= layout.chunks <= max(low, high):

@@ -1,0 +1,87 @@
+"""A checkpoint written under one layout goes on under any other as the dense run does, without a conversion step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from elasmo.model.fragments import CheckpointError, FragmentReader
+from elasmo.parallel.layout import Layout
+from elasmo.train import checkpoint, deepspeed_adapter
+from elasmo.train.engine import TrainEngine
+from tests.gloo import run_ranks
+from tests.parallel import layout_run, oracle
+from tests.parallel.test_every_layout import TOLERANCE, name
+
+SAVED = 2
+"""Steps before the checkpoint; one more follows it."""
+
+
+def gather(value: Any) -> list[Any]:
+    out = [None] * dist.get_world_size()
+    dist.all_gather_object(out, value)
+    return out
+
+
+def save(rank: int, world: int, kind: str, layout: Layout, root: str) -> None:
+    deepspeed_adapter.init_distributed(60)
+    engine = layout_run.start(kind, layout)
+    for step in range(SAVED):
+        layout_run.run_step(engine, kind, step)
+    write(engine, root, rank)
+
+
+def write(engine: TrainEngine, root: str, rank: int) -> None:
+    parallel = (engine.mesh, engine.shards)
+    checkpoint.save(engine.deepspeed, Path(root), SAVED, {"optimizer_step": SAVED}, rank, 1, gather, parallel)
+
+
+def resume(rank: int, world: int, kind: str, layout: Layout, root: str) -> dict[str, float]:
+    deepspeed_adapter.init_distributed(60)
+    engine = layout_run.start(kind, layout)
+    checkpoint.load(engine.deepspeed, Path(root) / checkpoint.folder_name(SAVED), engine.shards, engine.shapes)
+    dense, worst = oracle.dense_run(kind), {}  # type: tuple[oracle.DenseRun, dict[str, float]]
+    layout_run.compare_owned(engine, dense, SAVED - 1, worst)
+    loss = layout_run.run_step(engine, kind, SAVED)
+    layout_run.note(worst, "loss", abs(loss - dense.losses[SAVED]) / dense.losses[SAVED])
+    layout_run.compare_owned(engine, dense, SAVED, worst)
+    return worst
+
+
+QUICK = [("multimodal", Layout(dp=2, tp=2, tp_sequence=True), Layout(pp=2, zero_stage=0))]
+MORE = [
+    ("moe", Layout(dp=2, sp=2, ep=4, zero_stage=2), Layout(tp=2, dp=2, ep=2, zero_stage=3)),
+    ("moe", Layout(tp=4, zero_stage=3), Layout(dp=3, zero_stage=1)),
+    ("dense", Layout(tp=3, zero_stage=0), Layout(tp=4, zero_stage=2)),
+    ("dense", Layout(pp=4), Layout(sp=2, dp=2, zero_stage=3)),
+    ("multimodal", Layout(dp=4, zero_stage=3), Layout(pp=2, tp=2, schedule="zero-bubble", chunks=2)),
+    ("multimodal", Layout(pp=2, dp=2, schedule="interleaved", chunks=2), Layout(dp=1, zero_stage=1)),
+    ("switch", Layout(pp=2, dp=2, ep=2), Layout(sp=2, ep=2, zero_stage=0)),
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "before", "after"), [*QUICK, *(pytest.param(*case, marks=pytest.mark.full) for case in MORE)], ids=name
+)
+def test_a_checkpoint_of_one_layout_goes_on_under_another(
+    tmp_path: Path, kind: str, before: Layout, after: Layout
+) -> None:
+    run_ranks(before.world, save, kind, before, str(tmp_path))
+    reader = FragmentReader(tmp_path / checkpoint.folder_name(SAVED))
+    for tensor, wanted in oracle.dense_run(kind).weights[SAVED - 1].items():
+        torch.testing.assert_close(reader.tensor(tensor), wanted, rtol=1e-4, atol=1e-5)
+    for worst in run_ranks(after.world, resume, kind, after, str(tmp_path)):
+        wrong = {part: value for part, value in worst.items() if not value <= TOLERANCE}
+        assert not wrong, f"{before} -> {after}: {wrong}"
+
+
+def test_a_missing_part_of_a_tensor_is_named(tmp_path: Path) -> None:
+    run_ranks(2, save, "dense", Layout(tp=2), str(tmp_path))
+    folder = tmp_path / checkpoint.folder_name(SAVED)
+    (folder / "rank-00001.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"rank-00001\.safetensors is missing; it holds tensor '"):
+        FragmentReader(folder).verify()
