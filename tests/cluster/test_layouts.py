@@ -1,0 +1,76 @@
+"""Ray Train runs under a layout: same rows, same losses, same evaluation as one worker, and a model to publish."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from elasmo.config import Config, load
+from elasmo.model import published
+from elasmo.parallel.planner import LayoutError
+from elasmo.train import RunResult, fit
+from elasmo.train.local_cluster import LocalCluster
+from elasmo.train.publication import publish
+from elasmo.train.run_folder import events
+from tests.cluster.conftest import TINY
+
+STEPS = 8
+
+
+def configured(lake: Path, storage: Path, *overrides: str) -> Config:
+    own = [f"data.lake={lake}", f"train.storage={storage}", f"train.steps={STEPS}", f"train.eval_every={STEPS}"]
+    shape = "model.decoder={hidden: 32, layers: 2, heads: 4, kv_heads: 2, ffn: 64}"
+    return load(None, [*TINY, shape, *own, "train.checkpoint_every=4", *overrides], {})
+
+
+@pytest.fixture(scope="module")
+def storage(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def alone(lake: Path, storage: Path) -> Iterator[RunResult]:
+    """The run of one worker; the cluster of two nodes stays up for the module."""
+    config = configured(lake, storage, "train.workers.max=1")
+    with LocalCluster(config.ray, dashboard=False) as cluster:
+        cluster.connect()
+        yield fit(config)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        "{tp: 2, tp_sequence: true}",
+        pytest.param("{pp: 2}", marks=pytest.mark.full),
+        pytest.param("{sp: 2, recompute: full}", marks=pytest.mark.full),
+    ],
+)
+def test_a_layout_trains_as_one_worker_does(alone: RunResult, lake: Path, storage: Path, layout: str) -> None:
+    config = configured(lake, storage, f"train.layout={layout}")
+    result = fit(config)
+    assert result.receipts.match and result.steps == STEPS
+    ours, theirs = ({e["step"]: e for e in events(run.folder, "step")} for run in (result, alone))
+    assert [ours[step]["world"] for step in ours] == [2] * STEPS
+    for step, event in theirs.items():
+        assert ours[step]["loss"] == pytest.approx(event["loss"], rel=1e-5)
+        assert ours[step]["grad_norm"] == pytest.approx(event["grad_norm"], rel=1e-4)
+        assert ours[step]["receipt"] == event["receipt"]
+        assert ours[step]["target_tokens"] == event["target_tokens"]
+        assert ours[step]["tokens"] == event["tokens"]
+    (found,), (wanted,) = (events(run.folder, "eval") for run in (result, alone))
+    assert found["rows"] == wanted["rows"]
+    assert found["loss"] == pytest.approx(wanted["loss"], rel=1e-4)
+    model = published.load(publish(result.folder).folder).model
+    assert model.config == config.model
+
+
+def test_a_layout_that_no_number_of_workers_allows_is_refused_before_anything_starts(
+    alone: RunResult, lake: Path, storage: Path
+) -> None:
+    with pytest.raises(LayoutError, match=r"train\.layout needs a multiple of tp=3 x pp=1 x sp=1 = 3 workers, not 1"):
+        fit(configured(lake, storage, "train.layout.tp=3"))
+    with pytest.raises(LayoutError, match=r"on 2 workers: tp=1 x sp=2 must divide kv_heads=1"):
+        shape = "model.decoder={hidden: 32, layers: 2, heads: 2, kv_heads: 1, ffn: 64}"
+        fit(configured(lake, storage, "train.layout.sp=2", shape))
