@@ -8,6 +8,7 @@ from elasmo.config import ConfigError, dump, load
 from elasmo.data.gold import GoldError
 from elasmo.data.ingest import ingest
 from elasmo.data.stream import open_gold
+from elasmo.parallel.planner import LayoutError
 from elasmo.train import TrainError, fit
 
 
@@ -25,7 +26,7 @@ def main() -> int:
         except GoldError:
             ingest(config, Path(config.data.dataset))
         result = fit(config, run_id=arguments.run)
-    except (ConfigError, GoldError, TrainError) as error:
+    except (ConfigError, GoldError, LayoutError, TrainError) as error:
         print(error, file=sys.stderr)
         return 2
     print(f"run {result.run_id}: {result.steps} steps in {result.seconds:.1f} s, folder {result.folder}")
