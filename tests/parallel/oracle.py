@@ -24,7 +24,7 @@ SLOTS, STEPS = 4, 3
 FIELDS = (TableField("age", "number", mean=3.0, std=2.0), TableField("city", "category", categories=("Oslo", "Rome")))
 
 DECODER = DecoderConfig(hidden=32, layers=4, heads=4, kv_heads=4, ffn=54, max_seq=64, qkv_bias=True, qk_norm=True)
-GROUPED = {"heads": 24, "kv_heads": 12, "head_dim": 4}
+GROUPED = {"heads": 24, "kv_heads": 12, "head_dim": 8}
 """Grouped queries whose heads divide over 2, 3 and 4 ranks, unlike ffn and vocabulary."""
 VISION = VisionConfig(image_size=4, patch=2, stem=4, hidden=16, layers=1, heads=2, ffn=24)
 AUDIO_TOWER = AudioConfig(n_mels=8, hidden=16, layers=1, heads=2, ffn=24)

@@ -115,33 +115,50 @@ class DecoderConfig(Section):
 
 
 class VisionConfig(Section):
-    """The image encoder: square patches through a small ViT. One image becomes (image_size / patch)**2 tokens."""
+    """The image encoder: square patches through a small ViT, or CLIP's or SigLIP's. A patch becomes a token."""
 
+    kind: Literal["stem", "clip", "siglip"] = Field("stem", description="stem: convolutions before the patches")
     image_size: Positive = 8
     channels: Literal[1, 3] = 1
     patch: Positive = 4
-    stem: Positive = Field(48, description="channels of the convolutions in front of the patches")
+    stem: Positive = Field(48, description="kind=stem: channels of the convolutions in front of the patches")
     hidden: Positive = 96
     layers: Positive = 2
     heads: Positive = 4
     ffn: Positive = 192
+    activation: Literal["gelu", "quick_gelu", "gelu_pytorch_tanh"] = "gelu"
+    norm_eps: float = 1e-5
+    feature_layer: Annotated[int, Field(le=-1)] = Field(
+        -1, description="clip, siglip: layer whose output is used, from the end; LLaVA 1.5 takes -2"
+    )
+    select: Literal["patch", "full"] = Field("patch", description="clip: patches alone, or the class token as well")
+    projector: Literal["linear", "mlp"] = "linear"
+    mean: tuple[float, ...] = Field((0.5,), description="clip, siglip: of pixels in 0..1, by channel or for all")
+    std: tuple[float, ...] = Field((0.5,), description="clip, siglip: of pixels in 0..1, by channel or for all")
 
     @model_validator(mode="after")
     def _divides(self) -> VisionConfig:
         if self.image_size % self.patch:
             raise ValueError(f"patch={self.patch} must divide image_size={self.image_size}")
+        if not -self.layers <= self.feature_layer:
+            raise ValueError(f"feature_layer={self.feature_layer} must be at least -layers={-self.layers}")
+        if {len(self.mean), len(self.std)} - {1, self.channels}:
+            raise ValueError(f"mean and std must have one number or channels={self.channels}")
         if self.hidden % self.heads:
             raise ValueError(f"heads={self.heads} must divide hidden={self.hidden}")
         return self
 
     @property
     def tokens(self) -> int:
-        return (self.image_size // self.patch) ** 2
+        """Tokens of an image."""
+        return (self.image_size // self.patch) ** 2 + (self.kind == "clip" and self.select == "full")
 
 
 class AudioConfig(Section):
-    """The audio encoder: log-mel frames through two strided convolutions and a transformer encoder."""
+    """The audio encoder: log-mel frames through two convolutions and a transformer encoder, ours or Whisper's."""
 
+    kind: Literal["strided", "whisper"] = Field("strided", description="whisper: as Qwen2-Audio uses it")
+    max_positions: Positive = Field(1500, description="whisper: positions after the convolutions")
     sample_rate: Positive = 22_050
     n_fft: Positive = 512
     hop: Positive = 256
@@ -166,9 +183,20 @@ class TableConfig(Section):
     frequencies: Positive = 8
 
 
+class TokensConfig(Section):
+    """Token ids with a meaning of their own; an imported model brings its own."""
+
+    pad: Annotated[int, Field(ge=0)] = 0
+    end: Annotated[int, Field(ge=0)] = 1
+    image: Annotated[int, Field(ge=0)] = 5
+    audio: Annotated[int, Field(ge=0)] = 6
+    table: Annotated[int, Field(ge=0)] = 7
+
+
 class ModelConfig(Section):
     """One multimodal decoder. A tower set to null is left out, and data that needs it is refused."""
 
+    tokens: TokensConfig = TokensConfig()
     decoder: DecoderConfig = DecoderConfig()
     vision: VisionConfig | None = VisionConfig()
     audio: AudioConfig | None = AudioConfig()

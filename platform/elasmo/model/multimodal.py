@@ -9,15 +9,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from elasmo.config import ModelConfig
+from elasmo.config import AudioConfig, ModelConfig, TokensConfig, VisionConfig
 from elasmo.model.attention import Attention
 from elasmo.model.audio import AudioTower
 from elasmo.model.batch import Batch
+from elasmo.model.clip import ClipVisionTower
 from elasmo.model.decoder import Decoder
 from elasmo.model.processor import TableField
 from elasmo.model.table import TableTower
-from elasmo.model.tokenizer import AUDIO, IMAGE, SPECIAL_TOKENS, TABLE
 from elasmo.model.vision import VisionTower
+from elasmo.model.whisper import WhisperTower
 
 Media = dict[int, Tensor]
 """Embeddings [positions, hidden] by the token that holds their places."""
@@ -43,8 +44,8 @@ class MultimodalDecoder(nn.Module):
         self.vocab_size = vocab_size
         hidden = config.decoder.hidden
         self.embed_tokens = TokenEmbedding(vocab_size, hidden)
-        self.vision = VisionTower(config.vision, hidden) if config.vision is not None else None
-        self.audio = AudioTower(config.audio, hidden) if config.audio is not None else None
+        self.vision = make_vision_tower(config.vision, hidden) if config.vision is not None else None
+        self.audio = make_audio_tower(config.audio, hidden) if config.audio is not None else None
         has_table = config.table is not None and len(table_fields) > 0
         self.table = TableTower(config.table, table_fields, hidden) if has_table and config.table else None
         self.decoder = Decoder(config.decoder)
@@ -76,10 +77,11 @@ class MultimodalDecoder(nn.Module):
         With `every_tower` a tower without input runs once on a zero item, of which no row is kept: every rank then
         issues the same collectives and every parameter has a gradient, whatever the modalities of its micro-batch.
         """
+        tokens = self.config.tokens
         towers = (
-            (IMAGE, self.vision, self._images(batch)),
-            (AUDIO, self.audio, self._audio(batch)),
-            (TABLE, self.table, self._cells(batch)),
+            (tokens.image, self.vision, self._images(batch)),
+            (tokens.audio, self.audio, self._audio(batch)),
+            (tokens.table, self.table, self._cells(batch)),
         )
         media: Media = {}
         for token, tower, (present, inputs) in towers:
@@ -94,7 +96,7 @@ class MultimodalDecoder(nn.Module):
         Raises:
             ValueError: the tokens have not as many placeholders of a medium as its tower made embeddings.
         """
-        return place_media(self.embed_tokens(tokens), tokens, media)
+        return place_media(self.embed_tokens(tokens), tokens, media, self.config.tokens)
 
     def decode(self, embeddings: Tensor, positions: Tensor, attention: Attention) -> Tensor:
         """Hidden states [batch, seq, hidden] of embeddings at integer positions [batch, seq]."""
@@ -149,7 +151,17 @@ class MultimodalDecoder(nn.Module):
         return False, tuple(cell.new_zeros(1) for cell in cells)
 
 
-def place_media(x: Tensor, tokens: Tensor, media: Media) -> Tensor:
+def make_vision_tower(config: VisionConfig, out: int) -> VisionTower | ClipVisionTower:
+    """The tower of a kind."""
+    return VisionTower(config, out) if config.kind == "stem" else ClipVisionTower(config, out)
+
+
+def make_audio_tower(config: AudioConfig, out: int) -> AudioTower | WhisperTower:
+    """The tower of a kind."""
+    return AudioTower(config, out) if config.kind == "strided" else WhisperTower(config, out)
+
+
+def place_media(x: Tensor, tokens: Tensor, media: Media, ids: TokensConfig) -> Tensor:
     """Puts media embeddings into x [batch, seq, hidden] where `tokens` [batch, seq] hold their places.
 
     Raises:
@@ -158,8 +170,9 @@ def place_media(x: Tensor, tokens: Tensor, media: Media) -> Tensor:
     for token, values in media.items():
         place = tokens == token
         if (count := int(place.sum())) != len(values):
+            medium = {ids.image: "<|image|>", ids.audio: "<|audio|>", ids.table: "<|table|>"}[token]
             raise ValueError(
-                f"The batch has {count} placeholders {SPECIAL_TOKENS[token]} for {len(values)} embeddings; it was "
+                f"The batch has {count} placeholders {medium} for {len(values)} embeddings; it was "
                 "encoded for a model with other image, audio or table settings."
             )
         x = x.masked_scatter(place[:, :, None], values.to(x.dtype))

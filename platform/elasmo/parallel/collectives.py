@@ -46,13 +46,14 @@ def exchange_rows(x: Tensor, group: Group, sent: Sequence[int], received: Sequen
     return _apply(_ExchangeRows, x, group, tuple(sent), tuple(received)) if group.size > 1 else x
 
 
-def gather_rows(x: Tensor, group: Group, counts: Sequence[int], copies: int) -> Tensor:
+def gather_rows(x: Tensor, group: Group, counts: Sequence[int], counted: bool) -> Tensor:
     """Rows [counts[rank], ...] -> all rows [sum(counts), ...]; gradients of all ranks are summed for each row's owner.
 
     Args:
-        copies: ranks that use the result in the same way and so have the same gradient, which must count once.
+        counted: whether this rank's gradient enters the sum. Of ranks that use the result in the same way, and so have
+            the same gradient, one says yes.
     """
-    return _apply(_GatherRows, x, group, tuple(counts), copies) if group.size > 1 else x
+    return _apply(_GatherRows, x, group, tuple(counts), counted) if group.size > 1 else x
 
 
 def exclusive_sum(x: Tensor, group: Group) -> Tensor:
@@ -168,8 +169,8 @@ class _ExchangeRows(torch.autograd.Function):
 
 class _GatherRows(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Group, counts: tuple[int, ...], copies: int) -> Tensor:
-        ctx.group, ctx.counts, ctx.copies = group, counts, copies
+    def forward(ctx: Any, x: Tensor, group: Group, counts: tuple[int, ...], counted: bool) -> Tensor:
+        ctx.group, ctx.counts, ctx.counted = group, counts, counted
         own = counts[group.rank]
         repeated = x.contiguous().repeat(group.size, *[1] * (x.ndim - 1))
         return _exchanged(repeated, group, [own] * group.size, counts)
@@ -177,5 +178,6 @@ class _GatherRows(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
         own = ctx.counts[ctx.group.rank]
-        parts = _exchanged(gradients[0], ctx.group, ctx.counts, [own] * ctx.group.size)
-        return parts.unflatten(0, (ctx.group.size, own)).sum(dim=0) / ctx.copies, None, None, None
+        mine = gradients[0] if ctx.counted else torch.zeros_like(gradients[0])
+        parts = _exchanged(mine, ctx.group, ctx.counts, [own] * ctx.group.size)
+        return parts.unflatten(0, (ctx.group.size, own)).sum(dim=0), None, None, None

@@ -19,11 +19,11 @@ from elasmo.parallel.mesh import Group
 from elasmo.parallel.shards import share
 
 
-def encode(model: MultimodalDecoder, batch: Batch, group: Group, copies: int) -> Media:
+def encode(model: MultimodalDecoder, batch: Batch, group: Group, counted: bool) -> Media:
     """Embeddings of all media of a batch, on every rank of `group`; each rank computed its share.
 
     Args:
-        copies: ranks of the group that use an embedding in the same way; see `gather_rows`.
+        counted: whether this rank's gradients enter the sum; see `gather_rows`.
     """
     media = model.encode(share_media(batch, group.size, group.rank), every_tower=True)
     if group.size == 1 or not media:
@@ -33,7 +33,7 @@ def encode(model: MultimodalDecoder, batch: Batch, group: Group, copies: int) ->
     dist.all_gather(all_counts, counts, group=group.handle)
     by_medium = torch.stack(all_counts, dim=1).tolist()
     return {
-        token: gather_rows(values, group, rows, copies)
+        token: gather_rows(values, group, rows, counted)
         for (token, values), rows in zip(media.items(), by_medium, strict=True)
     }
 

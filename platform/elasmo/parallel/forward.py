@@ -38,8 +38,9 @@ class ParallelModel(nn.Module):
 
     def encode(self, batch: Batch) -> Media:
         """Embeddings of all media of the slot; a collective call of the slot's ranks."""
-        layout = self.mesh.layout
-        return encoders.encode(self.trained, batch, self.mesh.slot, 1 if layout.tp_sequence else layout.tp)
+        # Tensor-parallel ranks repeat the residual stream, and its gradient, unless it is sharded over them.
+        counted = self.mesh.layout.tp_sequence or self.mesh.tp.rank == 0
+        return encoders.encode(self.trained, batch, self.mesh.slot, counted)
 
     def begin(self, batch: Batch, media: Media) -> Tensor:
         """The first stage's input [1, own tokens, hidden]: token and media embeddings."""
@@ -54,7 +55,7 @@ class ParallelModel(nn.Module):
         for token, values in media.items():
             before = int((batch.tokens[0, :start] == token).sum())
             own_media[token] = values[before : before + int((here == token).sum())]
-        return place_media(x, here, own_media)
+        return place_media(x, here, own_media, self.trained.config.tokens)
 
     def run(self, layers: Iterable[nn.Module], x: Tensor, batch: Batch) -> Tensor:
         """Some layers [1, own tokens, hidden] -> the same."""
