@@ -114,7 +114,7 @@ def write_served(path: Path, answers: Sequence[Answered]) -> None:
 def pd_equals_single_engine(config: Config, gold: Gold) -> bool:
     """Whether prefill and decode replicas give the very tokens of one engine in this process, greedy and sampled."""
     loaded = published.load(str(config.serve.published))
-    engine = TorchEngine(loaded.model, loaded.processor.fingerprint(), loaded.model_hash, config.serve.engine)
+    engine = TorchEngine(loaded.model, loaded.own_processor().fingerprint(), loaded.model_hash, config.serve.engine)
     row_ids = gold.index("heldout").row_ids
     rows = gold.read(row_ids[:: max(1, len(row_ids) // COMPARED_PROMPTS)].tolist())
     cases = [

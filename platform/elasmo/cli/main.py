@@ -14,7 +14,7 @@ import typer
 
 import elasmo
 
-VERBS = ("demo", "ingest", "train", "publish", "serve", "chat", "report", "config", "doctor")
+VERBS = ("demo", "ingest", "train", "publish", "serve", "chat", "report", "import-hf", "export-hf", "config", "doctor")
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -66,7 +66,8 @@ def _options(
 
 def _register() -> None:
     for verb in VERBS:
-        app.command(verb)(getattr(importlib.import_module(f"elasmo.cli.{verb}"), verb))
+        name = verb.replace("-", "_")
+        app.command(verb)(getattr(importlib.import_module(f"elasmo.cli.{name}"), name))
 
 
 _register()

@@ -22,6 +22,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from elasmo.model.safetensors_stream import DTYPES
+
 FORMAT = 1
 WEIGHT = "weight"
 MANIFEST = "manifest.json"
@@ -99,15 +101,20 @@ def write_file(
     tensors: dict[str, Tensor] = {}
     fragments = []
     for name, start, states in slices:
-        stop = start
+        count = next(iter(states.values())).numel()
+        fragment = Fragment(name, start, start + count, path.name, (boxes or {}).get(name))
         for state, values in states.items():
-            stop = start + values.numel()
-            tensors[_key(name, state, start)] = values.detach().cpu().reshape(-1).contiguous().clone()
-        fragments.append(Fragment(name, start, stop, path.name, (boxes or {}).get(name)))
+            tensors[fragment_key(fragment, state)] = values.detach().cpu().reshape(-1).contiguous().clone()
+        fragments.append(fragment)
     save_file(tensors, str(path))
+    return describe_file(path), tuple(fragments)
+
+
+def describe_file(path: Path) -> FragmentFile:
+    """Syncs a written file to disk and records what it must be found as."""
     with path.open("rb") as written:
         os.fsync(written.fileno())
-    return FragmentFile(path.name, path.stat().st_size, _sha256(path)), tuple(fragments)
+    return FragmentFile(path.name, path.stat().st_size, _sha256(path))
 
 
 def commit(temporary: Path, final: Path, manifest: Manifest) -> None:
@@ -180,47 +187,57 @@ class FragmentReader:
         self._by_box = _by_box(self.manifest)
         self._files = {file.name: file for file in self.manifest.files}
 
-    def read(self, tensor: str, state: str, start: int, stop: int, box: Box | None = None) -> Tensor:
-        """Values [start, stop) of a flattened box of a tensor's state, float32 [stop - start].
+    def read(
+        self, tensor: str, state: str, start: int, stop: int, box: Box | None = None, as_stored: bool = False
+    ) -> Tensor:
+        """Values [start, stop) of a flattened box of a tensor's state, [stop - start].
 
         Args:
             box: the part of the full tensor that the caller holds; the whole tensor if None.
+            as_stored: in the dtype of the file; float32 else.
 
         Raises:
             CheckpointError: unknown tensor or state, missing or damaged file, uncovered range.
         """
         if tensor not in self._by_box:
             raise CheckpointError(f"{self.folder} holds no tensor {tensor!r}; it was written for another model.")
+        dtype = DTYPES[self.dtype(tensor, state)] if as_stored else torch.float32
         stored = self._by_box[tensor]
         wanted = _whole(self.manifest.shapes[tensor]) if box is None else box
         if wanted in stored:
-            return self._read_flat(tensor, state, wanted, start, stop)
+            return self._read_flat(tensor, state, wanted, start, stop, dtype)
         # Other boxes than the wanted one: put together the rows that the range touches, then cut the range out.
         row = math.prod(high - low for low, high in wanted[1:])
         top = wanted[0][0]
         first, last = start // row, -(-stop // row)
         rows: Box = ((top + first, top + last), *wanted[1:])
-        out = torch.empty([high - low for low, high in rows])
+        out = torch.empty([high - low for low, high in rows], dtype=dtype)
         filled = 0
         for source in stored:
             common = _intersection(source, rows)
             if common is not None:
-                out[_within(common, rows)] = self._read_rows(tensor, state, source, common)
+                out[_within(common, rows)] = self._read_rows(tensor, state, source, common, dtype)
                 filled += _volume(common)
         if filled != _volume(rows):
             raise CheckpointError(f"{self.folder} lacks elements of tensor {tensor!r} in {rows}.")
         return out.view(-1)[start - first * row : stop - first * row]
 
-    def _read_rows(self, tensor: str, state: str, source: Box, part: Box) -> Tensor:
+    def dtype(self, tensor: str, state: str = WEIGHT) -> str:
+        """The format's name of a tensor's dtype, such as `BF16`."""
+        fragment = next(iter(self._by_box[tensor].values()))[0]
+        with safe_open(str(self.folder / fragment.file), framework="pt") as file:
+            return str(file.get_slice(fragment_key(fragment, state)).get_dtype())
+
+    def _read_rows(self, tensor: str, state: str, source: Box, part: Box, dtype: torch.dtype) -> Tensor:
         """A part of a stored box, read by whole rows of that box."""
         row = math.prod(high - low for low, high in source[1:])
         low, high = part[0][0] - source[0][0], part[0][1] - source[0][0]
-        values = self._read_flat(tensor, state, source, low * row, high * row)
+        values = self._read_flat(tensor, state, source, low * row, high * row, dtype)
         rows: Box = (part[0], *source[1:])
         return values.view([b - a for a, b in rows])[_within(part, rows)]
 
-    def _read_flat(self, tensor: str, state: str, box: Box, start: int, stop: int) -> Tensor:
-        out = torch.empty(stop - start)
+    def _read_flat(self, tensor: str, state: str, box: Box, start: int, stop: int, dtype: torch.dtype) -> Tensor:
+        out = torch.empty(stop - start, dtype=dtype)
         reached = start
         for fragment in self._by_box[tensor][box]:
             low, high = max(start, fragment.start), min(stop, fragment.stop)
@@ -253,13 +270,13 @@ class FragmentReader:
         self._verify(fragment.file)
         try:
             with safe_open(str(self.folder / fragment.file), framework="pt") as file:
-                values: Tensor = file.get_tensor(_key(fragment.tensor, state, fragment.start))
+                values: Tensor = file.get_tensor(fragment_key(fragment, state))
         except SafetensorError as error:
             raise CheckpointError(
                 f"{self.folder / fragment.file} lacks state {state!r} of tensor {fragment.tensor!r}: {error}."
             ) from None
         self.bytes_read += values.numel() * values.element_size()
-        return values.float()
+        return values
 
     def _verify(self, name: str) -> None:
         if name in self._verified:
@@ -322,8 +339,10 @@ def _within(box: Box, outer: Box) -> tuple[slice, ...]:
     return tuple(slice(low - start, high - start) for (low, high), (start, _) in zip(box, outer, strict=True))
 
 
-def _key(tensor: str, state: str, start: int) -> str:
-    return f"{tensor}/{state}/{start}"
+def fragment_key(fragment: Fragment, state: str) -> str:
+    """The name of a fragment's values in its file."""
+    box = "" if fragment.box is None else "@" + ",".join(f"{low}:{high}" for low, high in fragment.box)
+    return f"{fragment.tensor}{box}/{state}/{fragment.start}"
 
 
 def _sha256(path: Path) -> str:

@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,12 @@ from elasmo.model.fragments import (
     MANIFEST,
     WEIGHT,
     CheckpointError,
+    FragmentFile,
     FragmentReader,
     Manifest,
     commit,
     parse_manifest,
+    read_manifest,
     write_file,
 )
 from elasmo.model.multimodal import MultimodalDecoder
@@ -33,6 +35,12 @@ from elasmo.model.processor import Processor, ProcessorError
 
 FORMAT = 1
 PROCESSOR = "processor"
+KEPT = "hugging_face"
+"""Folder of an imported model's own files: configuration, tokenizer, processor, chat template."""
+FOREIGN = (
+    "The model {name!r} was imported with a tokenizer of its own, which is kept but not served or trained with here; "
+    "`elasmo export-hf` gives it back."
+)
 WEIGHTS = "weights"
 
 
@@ -46,14 +54,25 @@ class Published:
 
     Attributes:
         model: on the CPU, in evaluation mode, float32.
+        processor: None for a model that was imported and has a tokenizer of its own.
         model_hash: of configuration, processor and weights; KV caches of another hash are refused.
     """
 
     name: str
     model: MultimodalDecoder
-    processor: Processor
+    processor: Processor | None
     manifest: Mapping[str, Any]
     model_hash: str
+
+    def own_processor(self) -> Processor:
+        """The processor.
+
+        Raises:
+            PublishedError: the model was imported and has none of ours.
+        """
+        if self.processor is None:
+            raise PublishedError(FOREIGN.format(name=self.name))
+        return self.processor
 
 
 def publish(
@@ -88,9 +107,27 @@ def publish(
         "model_hash": _hash(config, processor, weights),
         "source": dict(source),
     }
-    partial = path / f".{MANIFEST}"
-    partial.write_text(json.dumps(manifest, indent=1, sort_keys=True))
-    partial.rename(path / MANIFEST)
+    _write_manifest(path, manifest)
+    return str(manifest["model_hash"])
+
+
+def publish_imported(
+    path: Path, name: str, config: ModelConfig, weights: Path, kept: Sequence[FragmentFile], source: Mapping[str, Any]
+) -> str:
+    """Writes `path` for an imported model, whose own files lie in its folder `KEPT`. Returns the model hash."""
+    described = _without_meta(read_manifest(weights))
+    manifest = {
+        "format": FORMAT,
+        "name": name,
+        "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "model": config.model_dump(mode="json"),
+        "processor_hash": None,
+        "kept": [asdict(file) for file in kept],
+        "weights": {"folder": os.path.relpath(weights, path), "manifest": described},
+        "model_hash": _hash(config, None, described),
+        "source": dict(source),
+    }
+    _write_manifest(path, manifest)
     return str(manifest["model_hash"])
 
 
@@ -122,6 +159,32 @@ def verify(path: str | Path) -> None:
         raise PublishedError(str(error)) from None
 
 
+@dataclass(frozen=True)
+class Description:
+    """A published model without its weights in memory.
+
+    Attributes:
+        reader: of its weights.
+        kept: files of an imported model, in its folder `KEPT`.
+    """
+
+    config: ModelConfig
+    reader: FragmentReader
+    kept: tuple[FragmentFile, ...]
+
+
+def describe(path: str | Path) -> Description:
+    """Opens a published model to read its tensors one by one.
+
+    Raises:
+        PublishedError: names the file or field that is missing or differs.
+    """
+    folder = Path(path)
+    manifest, config, _, weights = _read(folder)
+    kept = tuple(FragmentFile(**file) for file in manifest.get("kept", ()))
+    return Description(config, FragmentReader(folder / manifest["weights"]["folder"], weights), kept)
+
+
 def load(path: str | Path) -> Published:
     """Reads and verifies a published model.
 
@@ -130,12 +193,19 @@ def load(path: str | Path) -> Published:
     """
     folder = Path(path)
     manifest, config, processor, weights = _read(folder)
-    model = MultimodalDecoder(config, processor.vocab_size, processor.table_fields)
+    vocab_size = weights.shapes["embed_tokens.weight"][0]
+    model = MultimodalDecoder(config, vocab_size, processor.table_fields if processor is not None else ())
     _load_weights(model, folder / manifest["weights"]["folder"], weights)
     return Published(manifest["name"], model.eval(), processor, manifest, manifest["model_hash"])
 
 
-def _read(folder: Path) -> tuple[dict[str, Any], ModelConfig, Processor, Manifest]:
+def _write_manifest(path: Path, manifest: Mapping[str, Any]) -> None:
+    partial = path / f".{MANIFEST}"
+    partial.write_text(json.dumps(manifest, indent=1, sort_keys=True))
+    partial.rename(path / MANIFEST)
+
+
+def _read(folder: Path) -> tuple[dict[str, Any], ModelConfig, Processor | None, Manifest]:
     if not (folder / MANIFEST).is_file():
         raise PublishedError(f"{folder} holds no published model; write one with `elasmo publish RUN`.")
     try:
@@ -146,15 +216,22 @@ def _read(folder: Path) -> tuple[dict[str, Any], ModelConfig, Processor, Manifes
         weights = parse_manifest({**manifest["weights"]["manifest"], "meta": {}})
     except (KeyError, TypeError, ValidationError, json.JSONDecodeError) as error:
         raise PublishedError(f"{folder / MANIFEST} is not a manifest of `elasmo publish`: {error}.") from None
+    processor = _read_processor(folder, manifest)
+    if _hash(config, processor, manifest["weights"]["manifest"]) != manifest["model_hash"]:
+        raise PublishedError(f"{folder / MANIFEST} was altered: model_hash does not fit; publish the model again.")
+    return manifest, config, processor, weights
+
+
+def _read_processor(folder: Path, manifest: Mapping[str, Any]) -> Processor | None:
+    if manifest["processor_hash"] is None:
+        return None
     try:
         processor = Processor.load(folder / PROCESSOR)
     except ProcessorError as error:
         raise PublishedError(f"{error} Publish the model again.") from None
     if processor.fingerprint() != manifest["processor_hash"]:
         raise PublishedError(f"{folder / PROCESSOR} differs from the manifest; publish the model again.")
-    if _hash(config, processor, manifest["weights"]["manifest"]) != manifest["model_hash"]:
-        raise PublishedError(f"{folder / MANIFEST} was altered: model_hash does not fit; publish the model again.")
-    return manifest, config, processor, weights
+    return processor
 
 
 def _load_weights(model: MultimodalDecoder, folder: Path, weights: Manifest) -> None:
@@ -179,6 +256,7 @@ def _without_meta(manifest: Manifest) -> dict[str, Any]:
     return dict(json.loads(json.dumps(described)))
 
 
-def _hash(config: ModelConfig, processor: Processor, weights: Mapping[str, Any]) -> str:
-    parts = [config.model_dump(mode="json"), processor.fingerprint(), weights["shapes"], weights["files"]]
+def _hash(config: ModelConfig, processor: Processor | None, weights: Mapping[str, Any]) -> str:
+    processed = None if processor is None else processor.fingerprint()
+    parts = [config.model_dump(mode="json"), processed, weights["shapes"], weights["files"]]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]

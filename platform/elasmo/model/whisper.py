@@ -60,8 +60,16 @@ class WhisperTower(nn.Module):
         Args:
             mel: float32 [clips, frames, n_mels], zero beyond each clip.
             lengths: int64 [clips], frames of each clip, at least 3.
+
+        Raises:
+            ValueError: a clip is longer than the position table.
         """
-        frames = mel.shape[1] + BORDER + mel.shape[1] % 2
+        if mel.shape[1] > 2 * self.config.max_positions:
+            raise ValueError(
+                f"A clip has {mel.shape[1]} mel frames; at most {2 * self.config.max_positions} are allowed "
+                "(2 x model.audio.max_positions)."
+            )
+        frames = min(mel.shape[1] + BORDER + mel.shape[1] % 2, 2 * self.config.max_positions)
         inside = torch.arange(frames, device=mel.device)[None, :] < lengths[:, None]
         mel = F.pad(mel, (0, 0, 0, frames - mel.shape[1]))
         highest = mel.masked_fill(~inside[:, :, None], float("-inf")).amax(dim=(1, 2))

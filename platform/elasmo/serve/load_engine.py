@@ -17,4 +17,4 @@ def load_engine(path: str, config: EngineConfig) -> TorchEngine:
     """
     torch.set_num_threads(config.threads)
     loaded = published.load(path)
-    return TorchEngine(loaded.model, loaded.processor.fingerprint(), loaded.model_hash, config)
+    return TorchEngine(loaded.model, loaded.own_processor().fingerprint(), loaded.model_hash, config)

@@ -10,7 +10,7 @@ from pathlib import Path
 from elasmo.config import ModelConfig, ServeConfig
 from elasmo.model.fragments import MANIFEST
 from elasmo.model.processor import Processor
-from elasmo.model.published import PROCESSOR, PublishedError
+from elasmo.model.published import FOREIGN, PROCESSOR, PublishedError
 
 _KV_ITEM_BYTES = 4  # published models are loaded in float32
 
@@ -56,6 +56,8 @@ def read_served_model(path: str | Path, config: ServeConfig) -> tuple[ServedMode
         raise PublishedError(f"{folder} holds no published model; write one with `elasmo publish RUN`.") from None
     except (KeyError, TypeError, ValueError) as error:
         raise PublishedError(f"{folder / MANIFEST} is not a manifest of `elasmo publish`: {error}.") from None
+    if processor_hash is None:
+        raise PublishedError(FOREIGN.format(name=model.name))
     processor = Processor.load(folder / PROCESSOR)
     if processor.fingerprint() != processor_hash:
         raise PublishedError(f"{folder / PROCESSOR} differs from the manifest; publish the model again.")
