@@ -6,15 +6,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from elasmo.config import Config, load
 from elasmo.model import published
+from elasmo.model.fragments import FragmentReader
 from elasmo.parallel.planner import LayoutError
-from elasmo.train import RunResult, fit
+from elasmo.train import RunResult, checkpoint, fit
 from elasmo.train.local_cluster import LocalCluster
 from elasmo.train.publication import publish
 from elasmo.train.run_folder import events
-from tests.cluster.conftest import TINY
+from tests.cluster.conftest import ROOT, TINY
 
 STEPS = 8
 
@@ -74,3 +76,25 @@ def test_a_layout_that_no_number_of_workers_allows_is_refused_before_anything_st
     with pytest.raises(LayoutError, match=r"on 2 workers: tp=1 x sp=2 must divide kv_heads=1"):
         shape = "model.decoder={hidden: 32, layers: 2, heads: 2, kv_heads: 1, ffn: 64}"
         fit(configured(lake, storage, "train.layout.sp=2", shape))
+
+
+@pytest.mark.full
+def test_the_two_stages_of_llava_hand_their_weights_on(alone: RunResult, lake: Path, storage: Path) -> None:
+    """The stages' own files, at the size of this test: what is frozen stays, and stage two begins where one ended."""
+    weights = [{}]  # type: list[dict[str, torch.Tensor]]
+    sources = [alone.folder]
+    for stage in ("llava_align", "llava_tune"):
+        small = configured(lake, storage).model
+        frozen = load(ROOT / "pipelines" / f"{stage}.yaml").train.freeze
+        config = configured(lake, storage, f"train.freeze={list(frozen)}", f"train.init_from=[{sources[-1]}]")
+        assert config.model == small
+        sources.append(fit(config).folder)
+    for folder in sources:
+        reader = FragmentReader(checkpoint.committed(folder / "checkpoints")[-1])
+        weights.append({name: reader.tensor(name) for name in reader.manifest.shapes})
+    _, before, aligned, tuned = weights
+    for name in before:
+        projector = ".projector." in name
+        tower = name.split(".")[0] in ("vision", "audio", "table")
+        assert torch.equal(before[name], aligned[name]) == (not projector), name
+        assert torch.equal(aligned[name], tuned[name]) == (tower and not projector), name

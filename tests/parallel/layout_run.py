@@ -9,6 +9,7 @@ from torch import Tensor
 from elasmo.parallel.layout import Layout
 from elasmo.train import deepspeed_adapter
 from elasmo.train.engine import TrainEngine
+from elasmo.train.freeze import freeze
 from tests.parallel import oracle
 
 
@@ -36,9 +37,12 @@ def distance(kind: str, layout: Layout) -> dict[str, float]:
     return worst
 
 
-def start(kind: str, layout: Layout) -> TrainEngine:
+def start(kind: str, layout: Layout, patterns: tuple[str, ...] = ()) -> TrainEngine:
     train = oracle.TRAIN.model_copy(update={"zero_stage": layout.zero_stage})
-    return TrainEngine(oracle.make_model(kind), train, layout, oracle.SLOTS)
+    model = oracle.make_model(kind)
+    if patterns:
+        freeze(model, patterns)
+    return TrainEngine(model, train, layout, oracle.SLOTS)
 
 
 def run_step(engine: TrainEngine, kind: str, step: int) -> float:

@@ -11,12 +11,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from elasmo.config import AudioConfig, DecoderConfig, ModelConfig, MoEConfig, TableConfig, TrainConfig, VisionConfig
+from elasmo.config import (
+    AudioConfig,
+    DecoderConfig,
+    LoraConfig,
+    ModelConfig,
+    MoEConfig,
+    TableConfig,
+    TrainConfig,
+    VisionConfig,
+)
+from elasmo.model import lora
 from elasmo.model.batch import Encoded, pack
 from elasmo.model.moe import MoE
 from elasmo.model.multimodal import MultimodalDecoder
 from elasmo.model.processor import TableField
 from elasmo.model.tokenizer import AUDIO, IMAGE, TABLE
+from elasmo.train.freeze import freeze
 
 VOCAB = 101
 """A prime: no number of ranks divides it."""
@@ -61,13 +72,20 @@ TRAIN = TrainConfig(lr=0.005, weight_decay=0.1, grad_clip=0.3, eps=1e-3)
 
 
 def make_model(kind: str) -> MultimodalDecoder:
-    model = MultimodalDecoder(MODELS[kind], VOCAB, FIELDS)
+    """A model of a kind; with `+lora` it has adapters that are not zero, and nothing else is trained."""
+    model = MultimodalDecoder(MODELS[kind.removesuffix("+lora")], VOCAB, FIELDS)
     model.init_weights(3)
     with torch.no_grad():
         generator = torch.Generator().manual_seed(8)
         for parameter in model.parameters():
             if parameter.ndim == 1:  # biases and norms that differ, so that a lost one shows
                 parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.2)
+        if kind.endswith("+lora"):
+            lora.add_adapters(model, LoraConfig(rank=3, targets=("q_proj", "o_proj", "up_proj")), 0)
+            freeze(model, lora.FROZEN)
+            for name, parameter in model.named_parameters():
+                if name.endswith(lora.B):
+                    parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.2)
     return model
 
 
@@ -117,9 +135,10 @@ def targets(slots: list[list[Encoded]]) -> int:
 
 
 def groups(model: nn.Module) -> list[dict[str, Any]]:
+    trained = [p for p in model.parameters() if p.requires_grad]
     return [
-        {"params": [p for p in model.parameters() if p.ndim >= 2], "weight_decay": TRAIN.weight_decay},
-        {"params": [p for p in model.parameters() if p.ndim < 2], "weight_decay": 0.0},
+        {"params": [p for p in trained if p.ndim >= 2], "weight_decay": TRAIN.weight_decay},
+        {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
     ]
 
 
@@ -134,9 +153,12 @@ class DenseRun:
 
 
 @lru_cache
-def dense_run(kind: str) -> DenseRun:
+def dense_run(kind: str, frozen: tuple[str, ...] = ()) -> DenseRun:
     """The oracle: one process, plain torch, the load-balancing loss written out."""
     model = make_model(kind)
+    for name, parameter in model.named_parameters():
+        if name in frozen:
+            parameter.requires_grad_(False)
     optimizer = torch.optim.AdamW(groups(model), lr=TRAIN.lr, betas=TRAIN.betas, eps=TRAIN.eps)
     run = DenseRun([], [], [], [])
     for step in range(STEPS):
@@ -160,6 +182,8 @@ def dense_run(kind: str) -> DenseRun:
         run.losses.append(total)
         run.norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), TRAIN.grad_clip)))
         optimizer.step()
-        run.moments.append({name: optimizer.state[p]["exp_avg"].clone() for name, p in model.named_parameters()})
+        run.moments.append(
+            {name: optimizer.state[p]["exp_avg"].clone() for name, p in model.named_parameters() if p.requires_grad}
+        )
         run.weights.append({name: p.detach().clone() for name, p in model.named_parameters()})
     return run

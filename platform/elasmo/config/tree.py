@@ -250,6 +250,14 @@ class LayoutConfig(Section):
     recompute: Literal["none", "selective", "full"] = "none"
 
 
+class LoraConfig(Section):
+    """Low-rank adapters (Hu et al. 2021) beside frozen matrices of the decoder."""
+
+    rank: Positive = 8
+    alpha: Annotated[float, Field(gt=0)] = Field(16.0, description="adapters count alpha / rank")
+    targets: tuple[str, ...] = Field(("q_proj", "v_proj"), min_length=1, description="names of the decoder's matrices")
+
+
 class TrainConfig(Section):
     """Optimisation and elasticity. The global batch is `global_batch` samples in slots of `micro_batch`."""
 
@@ -266,6 +274,15 @@ class TrainConfig(Section):
     dtype: Literal["float32", "bfloat16"] = "float32"
     zero_stage: Literal[0, 1, 2, 3] = 1
     layout: LayoutConfig = LayoutConfig()
+    freeze: tuple[str, ...] = Field(
+        (), description="parts that are not trained, such as vision or decoder.layers.0; '!*.projector' excepts"
+    )
+    lora: LoraConfig | None = Field(
+        None, description="trains adapters, and besides them only what train.freeze excepts with '!'"
+    )
+    init_from: tuple[str, ...] = Field(
+        (), description="folders of published models, runs or checkpoints whose weights training starts from"
+    )
     stop_after: Positive | None = Field(
         None, description="commit no step beyond this one; the schedule still spans `steps`"
     )

@@ -67,7 +67,7 @@ class Manifest:
     Attributes:
         step: training steps that are in the weights.
         shapes: full shape of every tensor.
-        states: what is stored of each element: `weight` and, for training, optimizer moments.
+        states: what is stored of each element: `weight` and, of what is trained, optimizer moments.
         fragments: together they cover every element of every tensor exactly once.
         files: the files the fragments lie in.
         meta: what training resumes with: plan cursor, optimizer scalars, configuration, data and processor hashes.

@@ -157,7 +157,7 @@ class Stage(nn.Module):
         used = [layers[name] for name in self.layers]
         used += [trained.embed_tokens] if self.is_first else []
         used += [trained.decoder.norm, trained.lm_head or trained.embed_tokens] if self.is_last else []
-        yield from {parameter: None for module in used for parameter in module.parameters()}
+        yield from {p: None for module in used for p in module.parameters() if p.requires_grad}
 
     def load(self, micros: Sequence[MicroBatch], media: Sequence[Media], check: Callable[[int, Tensor], None]) -> None:
         """Lays out the micro-batches of a step, which the schedule then names by number."""

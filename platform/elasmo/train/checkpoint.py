@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from elasmo.model.fragments import (
     MANIFEST,
@@ -65,8 +68,12 @@ def save(
     temporary.mkdir(parents=True, exist_ok=True)
     gather(None)  # the folder exists before anyone writes
     mesh, shards = parallel
-    written = _written_slices(engine, mesh.zero.rank, mesh.zero.size)
-    slices = ((s.name, s.start, _states(s)) for s in written if shards[s.name].counted)
+    copies = mesh.zero.rank, mesh.zero.size
+    slices = (
+        (name, start, states)
+        for name, start, states in chain(_written_slices(engine, *copies), _frozen_slices(engine, *copies))
+        if shards[name].counted
+    )
     boxes = {name: shard.box for name, shard in shards.items() if shard.is_cut}
     path = temporary / f"rank-{rank:05d}.safetensors"
     record, fragments = write_file(path, slices, boxes)
@@ -115,6 +122,8 @@ def load(
     for owned in deepspeed_adapter.owned_slices(engine):
         for state, view in _states(owned).items():
             view.copy_(reader.read(owned.name, state, owned.start, owned.stop, shards[owned.name].box))
+    for name, start, values in deepspeed_adapter.frozen_slices(engine):
+        values.copy_(reader.read(name, WEIGHT, start, start + values.numel(), shards[name].box))
     deepspeed_adapter.finish_load(engine, int(reader.manifest.meta["optimizer_step"]))
     return reader
 
@@ -176,18 +185,28 @@ def prune(root: Path, keep: int, pinned: set[str]) -> list[str]:
     return removed
 
 
-def _states(owned: OwnedSlice) -> dict[str, Any]:
+def _states(owned: OwnedSlice) -> dict[str, Tensor]:
     return {WEIGHT: owned.weight, MOMENTS[0]: owned.exp_avg, MOMENTS[1]: owned.exp_avg_sq}
 
 
-def _written_slices(engine: Any, rank: int, world: int) -> Iterator[OwnedSlice]:
-    """What this rank writes; under ZeRO 0, where all `world` copies are the same, an even part of them."""
+def _written_slices(engine: Any, rank: int, world: int) -> Iterator[tuple[str, int, dict[str, Tensor]]]:
+    """What this rank writes of trained tensors; under ZeRO 0, where all `world` copies are the same, an even part."""
+    owned = {s.name: s for s in deepspeed_adapter.owned_slices(engine)}
     if deepspeed_adapter.zero_stage(engine) > 0:
-        yield from deepspeed_adapter.owned_slices(engine)
+        # ZeRO's partitions are whole ranges: a rank owns at most one of a tensor.
+        yield from ((s.name, s.start, _states(s)) for s in owned.values())
         return
-    whole = {owned.name: owned for owned in deepspeed_adapter.owned_slices(engine)}
-    for name, start, stop in split_evenly(deepspeed_adapter.local_shapes(engine), rank, world):
-        owned = whole[name]
-        yield OwnedSlice(
-            name, start, stop, owned.weight[start:stop], owned.exp_avg[start:stop], owned.exp_avg_sq[start:stop]
-        )
+    shapes = {name: shape for name, shape in deepspeed_adapter.local_shapes(engine).items() if name in owned}
+    for name, start, stop in split_evenly(shapes, rank, world):
+        yield name, start, {state: values[start:stop] for state, values in _states(owned[name]).items()}
+
+
+def _frozen_slices(engine: Any, rank: int, world: int) -> Iterator[tuple[str, int, dict[str, Tensor]]]:
+    """What this rank writes of tensors that are not trained; of whole copies an even part."""
+    held = {name: (start, values) for name, start, values in deepspeed_adapter.frozen_slices(engine)}
+    if deepspeed_adapter.zero_stage(engine) == 3:
+        yield from ((name, start, {WEIGHT: values}) for name, (start, values) in held.items())
+        return
+    shapes = {name: (values.numel(),) for name, (_, values) in held.items()}
+    for name, start, stop in split_evenly(shapes, rank, world):
+        yield name, start, {WEIGHT: held[name][1][start:stop]}

@@ -221,12 +221,27 @@ def zero_stage(engine: Any) -> int:
 
 
 def local_shapes(engine: Any) -> dict[str, tuple[int, ...]]:
-    """Shape of every trained tensor as the layout leaves it to this rank, before ZeRO shards it."""
+    """Shape of every tensor as the layout leaves it to this rank, before ZeRO shards it."""
     return {
         name.removeprefix(PREFIX): tuple(getattr(parameter, "ds_shape", parameter.shape))
         for name, parameter in engine.module.named_parameters()
-        if parameter.requires_grad
     }
+
+
+def frozen_slices(engine: Any) -> Iterator[tuple[str, int, Tensor]]:
+    """(name, start, flat values) of what this rank holds of untrained parameters: all, or in ZeRO 3 its part."""
+    for full_name, parameter in engine.module.named_parameters():
+        if parameter.requires_grad:
+            continue
+        name = full_name.removeprefix(PREFIX)
+        if zero_stage(engine) < 3:
+            yield name, 0, parameter.data.view(-1)
+            continue
+        part = parameter.ds_tensor
+        start = torch.distributed.get_rank(parameter.ds_process_group) * part.numel()
+        stop = min(start + part.numel(), parameter.ds_numel)
+        if start < stop:
+            yield name, start, part.data[: stop - start]
 
 
 def owned_slices(engine: Any) -> Iterator[OwnedSlice]:

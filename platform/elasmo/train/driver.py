@@ -120,7 +120,9 @@ def fit(
 def pinned(config: Config, snapshot: str) -> Config:
     """The same tree with the gold snapshot and absolute paths written in: every process must read the same bytes."""
     data = config.data.model_copy(update={"gold": snapshot, "lake": str(Path(config.data.lake).resolve())})
-    train = config.train.model_copy(update={"storage": str(Path(config.train.storage).resolve())})
+    starts = tuple(str(Path(source).resolve()) for source in config.train.init_from)
+    storage = str(Path(config.train.storage).resolve())
+    train = config.train.model_copy(update={"storage": storage, "init_from": starts})
     return config.model_copy(update={"data": data, "train": train})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -19,15 +20,20 @@ from elasmo.config import Config
 from elasmo.data.gold import Gold
 from elasmo.data.plan import Slot, StepPlan, slot_digest
 from elasmo.data.stream import TRAIN, SlotRows, direct, from_shard, make_plan, open_gold
+from elasmo.model import lora
 from elasmo.model.batch import Encoded
 from elasmo.model.multimodal import MultimodalDecoder
 from elasmo.parallel import planner
 from elasmo.train import checkpoint, deepspeed_adapter, run_state
 from elasmo.train.engine import TrainEngine
 from elasmo.train.evaluate import evaluate
+from elasmo.train.freeze import freeze
+from elasmo.train.initial import load_initial
 from elasmo.train.ledger import RankStep
 from elasmo.train.loss import Sums, check_finite
 from elasmo.train.schedule import learning_rate
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -66,10 +72,18 @@ class Rank:
         self.processor_hash = processor.fingerprint()
         model = MultimodalDecoder(self.config.model, processor.vocab_size, processor.table_fields)
         model.init_weights(self.config.seed)
+        if self.config.train.lora is not None:
+            lora.add_adapters(model, self.config.train.lora, self.config.seed)
+        patterns = lora.FROZEN if self.config.train.lora is not None else ()
+        self.frozen = freeze(model, (*patterns, *self.config.train.freeze))
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
         if torch.cuda.is_available():
             model.to(ray.train.torch.get_device())
         self.attempt, self.start_step, self.restore_from = self._begin()
+        if self.restore_from is None:
+            random = load_initial(model, self.config.train.init_from)
+            if self.config.train.init_from and random and self.rank == 0:
+                logger.warning("No source of train.init_from has %s; they start at random.", ", ".join(random))
         self.engine = TrainEngine(model, self.config.train, self.layout, self.config.train.slots, timeout_s)
         self.clock = None if torch.cuda.is_available() else deepspeed_adapter.install_clock()
         self.dp_rank = self.engine.mesh.place.dp
@@ -118,6 +132,7 @@ class Rank:
                 "micro_steps": self.plan.micro_steps(self.layout.dp),
                 "lr": train.lr,
                 "parameters": self.parameters,
+                "frozen_tensors": len(self.frozen),
             }
             begin = self.state.begin.remote(self.world, plan, tuple(nodes))
             agreed[0] = ray.get(begin, timeout=run_state.CALL_TIMEOUT_S)

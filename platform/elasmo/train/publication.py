@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from elasmo.config import ModelConfig
+from elasmo.config import LoraConfig, ModelConfig
+from elasmo.model import lora
 from elasmo.model.fragments import MANIFEST, CheckpointError, read_manifest
 from elasmo.model.processor import Processor
+from elasmo.model.published import WEIGHTS
 from elasmo.model.published import publish as write_published
 from elasmo.train import checkpoint
 from elasmo.train.run_folder import read_summary
@@ -26,7 +28,7 @@ class Publication:
 
 
 def publish(run: Path, step: int | None = None, name: str | None = None) -> Publication:
-    """Publishes the run's best checkpoint, or the one of `step`, into `<run>/published`.
+    """Publishes the run's best checkpoint, or the one of `step`, into `<run>/published`; adapters are merged.
 
     Raises:
         CheckpointError: no such run or checkpoint, or a damaged one.
@@ -42,8 +44,26 @@ def publish(run: Path, step: int | None = None, name: str | None = None) -> Publ
         raise CheckpointError(f"{run / 'processor'} is not the processor that {folder} was trained with.")
     source = {"run": summary["run"], "step": manifest.step, "gold": summary["gold"]["snapshot"]}
     name = name or summary["name"]
+    adapters = manifest.meta["config"].get("train", {}).get("lora")
+    if adapters is not None:
+        folder = lora.merge(folder, run / FOLDER / WEIGHTS, LoraConfig.model_validate(adapters))
     model_hash = write_published(run / FOLDER, name, config, processor, folder, source)
     return Publication(run / FOLDER, name, manifest.step, model_hash)
+
+
+def export_adapters(run: Path, out: Path) -> Path:
+    """Writes the LoRA adapters of a run's best checkpoint in PEFT's file layout; returns the weight file.
+
+    Raises:
+        CheckpointError: no such run or checkpoint, or it has no adapters.
+    """
+    if not (run / "run.json").is_file():
+        raise CheckpointError(f"{run} is not a run folder; name one under the config's train.storage, such as runs/….")
+    folder = _choose(run, None)
+    adapters = read_manifest(folder).meta["config"].get("train", {}).get("lora")
+    if adapters is None:
+        raise CheckpointError(f"{run} was trained without train.lora; export the model without --adapters.")
+    return lora.export(folder, out, LoraConfig.model_validate(adapters))
 
 
 def _choose(run: Path, step: int | None) -> Path:

@@ -41,9 +41,11 @@ PROBE_TIMEOUT_S = 0.5
 FATAL_ERRORS = (
     "CheckpointError",
     "ConfigError",
+    "FreezeError",
     "GoldError",
     "GoldRowError",
     "LayoutError",
+    "LoraError",
     "NotEnoughWorkers",
     "NumericalError",
 )

@@ -1,0 +1,109 @@
+"""Adapters change nothing at first, learn what the closed form says, and merge into the weights they stand for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from elasmo.config import LoraConfig
+from elasmo.model import lora
+from elasmo.model.batch import pack
+from elasmo.model.fragments import WEIGHT, FragmentReader, Manifest, commit, write_file
+from elasmo.model.multimodal import MultimodalDecoder
+from elasmo.train.freeze import freeze
+from tests.parallel import oracle
+
+CONFIG = LoraConfig(rank=3, alpha=6.0, targets=("q_proj", "down_proj"))
+BATCH = pack(oracle.slots("dense", 0)[0])
+
+
+def adapted() -> MultimodalDecoder:
+    model = oracle.make_model("dense")
+    lora.add_adapters(model, CONFIG, seed=1)
+    return model
+
+
+def written(model: MultimodalDecoder, folder: Path) -> Path:
+    temporary = folder.with_name(".part")
+    temporary.mkdir()
+    parameters = dict(model.named_parameters())
+    slices = ((name, 0, {WEIGHT: p.detach().view(-1)}) for name, p in parameters.items())
+    file, fragments = write_file(temporary / "w.safetensors", slices)
+    shapes = {name: tuple(p.shape) for name, p in parameters.items()}
+    commit(temporary, folder, Manifest(5, shapes, (WEIGHT,), fragments, (file,)))
+    return folder
+
+
+def randomise(model: MultimodalDecoder) -> None:
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith(lora.B):
+                parameter.normal_(generator=torch.Generator().manual_seed(len(name)))
+
+
+@torch.no_grad()
+def test_a_fresh_adapter_leaves_the_output_bit_equal() -> None:
+    assert torch.equal(adapted()(BATCH), oracle.make_model("dense")(BATCH))
+
+
+def test_only_adapters_learn_and_their_gradient_is_the_closed_form() -> None:
+    model, plain = adapted(), oracle.make_model("dense")
+    randomise(model)
+    frozen = freeze(model, lora.FROZEN)
+    trained = [name for name, p in model.named_parameters() if p.requires_grad]
+    assert len(trained) == 2 * 2 * oracle.DECODER.layers and all(name.endswith((lora.A, lora.B)) for name in trained)
+    assert set(frozen) == {name for name, _ in plain.named_parameters()}
+    with torch.no_grad():  # the dense model with the same effective weights
+        for name, parameter in plain.named_parameters():
+            module = model.get_submodule(name.rpartition(".")[0])
+            if isinstance(module, lora.LoraLinear) and name.endswith("weight"):
+                parameter.add_(module.lora_b @ module.lora_a * 2.0)
+    for each in (model, plain):
+        each.target_losses(BATCH)[0].sum().backward()
+    for name, module in model.named_modules():
+        if isinstance(module, lora.LoraLinear):
+            gradient = plain.get_submodule(name).weight.grad
+            assert isinstance(gradient, torch.Tensor) and module.weight.grad is None
+            torch.testing.assert_close(module.lora_b.grad, 2.0 * gradient @ module.lora_a.T, rtol=1e-3, atol=1e-5)
+            torch.testing.assert_close(module.lora_a.grad, 2.0 * module.lora_b.T @ gradient, rtol=1e-3, atol=1e-5)
+
+
+@torch.no_grad()
+def test_merged_weights_give_the_adapted_model(tmp_path: Path) -> None:
+    model, merged = adapted(), oracle.make_model("dense")
+    randomise(model)
+    folder = lora.merge(written(model, tmp_path / "step"), tmp_path / "merged", CONFIG)
+    reader = FragmentReader(folder)
+    reader.verify()
+    assert set(reader.manifest.shapes) == {name for name, _ in merged.named_parameters()}
+    for name, parameter in merged.named_parameters():
+        parameter.copy_(reader.tensor(name))
+    torch.testing.assert_close(merged(BATCH), model(BATCH), rtol=1e-4, atol=1e-4)
+
+
+def test_an_export_has_the_names_and_numbers_of_peft(tmp_path: Path) -> None:
+    model = adapted()
+    randomise(model)
+    path = lora.export(written(model, tmp_path / "step"), tmp_path / "out", CONFIG)
+    tensors = load_file(path)
+    assert len(tensors) == 2 * 2 * oracle.DECODER.layers
+    module = model.decoder.layers[1].self_attn.q_proj
+    assert isinstance(module, nn.Linear)
+    prefix = "base_model.model.model.layers.1.self_attn.q_proj"
+    assert torch.equal(tensors[f"{prefix}.lora_A.weight"], module.lora_a)
+    assert torch.equal(tensors[f"{prefix}.lora_B.weight"], module.lora_b)
+    described = json.loads((tmp_path / "out" / "adapter_config.json").read_text())
+    assert (described["r"], described["lora_alpha"]) == (3, 6.0)
+    assert described["target_modules"] == ["q_proj", "down_proj"]
+
+
+def test_a_target_that_is_no_matrix_is_named() -> None:
+    with pytest.raises(
+        lora.LoraError, match=r"targets has 'query'; the decoder's matrices are down_proj, gate_proj, k_"
+    ):
+        lora.add_adapters(oracle.make_model("dense"), LoraConfig(targets=("query",)), 0)
