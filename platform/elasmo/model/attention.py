@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from itertools import accumulate
+from typing import Literal, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention.varlen import varlen_attn
+
+from elasmo.model.block_attention import block_attention
 
 
 class Attention(Protocol):
@@ -27,21 +31,70 @@ class CausalAttention:
         return F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
 
 
+Kernel = Literal["by_sample", "by_block", "flash"]
+"""How packed attention is computed.
+
+by_sample: torch's SDPA for one sample after the other.
+by_block: matrix products over blocks of queries of samples of similar length, see `block_attention`.
+flash: FlashAttention for variable lengths, all samples in one call.
+"""
+
+
+def choose_kernel(device: str, dtype: torch.dtype, head_size: int) -> Kernel:
+    """The fastest exact kernel with memory linear in the sequence, as measured in `benchmarks/attention.md`.
+
+    FlexAttention is never chosen: on a CPU it has no backward pass, and with CUDA FlashAttention does the same.
+
+    Args:
+        device: type of the device, such as `cpu`.
+        dtype: of queries, keys and values.
+        head_size: dimensions of a head.
+    """
+    half = dtype in (torch.bfloat16, torch.float16)
+    # FlashAttention takes half precision and heads of up to 256 dimensions, in steps of 8.
+    if device == "cuda" and half and head_size % 8 == 0 and head_size <= 256:
+        return "flash"
+    return "by_block" if device == "cpu" and dtype == torch.bfloat16 else "by_sample"
+
+
 class PackedAttention:
     """Samples stand one after the other in one row; each attends causally within itself and sees no other.
 
     Args:
         lengths: tokens of each sample; together they are the sequence.
+        kernel: how to compute it; chosen by device and dtype when None.
     """
 
-    def __init__(self, lengths: Sequence[int]) -> None:
+    def __init__(self, lengths: Sequence[int], kernel: Kernel | None = None) -> None:
         self.lengths = [length for length in lengths if length]
+        self.kernel = kernel
+        self._borders: Tensor | None = None
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        kernel = self.kernel or choose_kernel(query.device.type, query.dtype, query.shape[3])
+        if kernel == "by_block":
+            return block_attention(query, key, value, self.lengths)
+        return self._flash(query, key, value) if kernel == "flash" else self._by_sample(query, key, value)
+
+    def _by_sample(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        if query.is_cuda:
+            # CUDA's kernels for float32 know no groups, and without them SDPA computes the whole matrix of scores.
+            group = query.shape[1] // key.shape[1]
+            key, value = (x.repeat_interleave(group, dim=1) for x in (key, value))
         parts = zip(*(x.split(self.lengths, dim=2) for x in (query, key, value)), strict=True)
         return torch.cat(
             [F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True) for q, k, v in parts], dim=2
         )
+
+    def _flash(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        if self._borders is None:  # the same for all layers
+            self._borders = torch.tensor([0, *accumulate(self.lengths)], dtype=torch.int32, device=query.device)
+        q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+        longest = max(self.lengths)
+        causal = (-1, 0)
+        out = varlen_attn(q, k, v, self._borders, self._borders, longest, longest, window_size=causal, enable_gqa=True)
+        assert isinstance(out, Tensor)  # only asked for more does it return more
+        return out.transpose(0, 1)[None]
 
 
 class NaivePackedAttention:

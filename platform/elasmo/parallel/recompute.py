@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from elasmo.model.decoder import DecoderLayer
+from elasmo.model.decoder import DecoderLayer  # and with it the operators of its attention
 from elasmo.parallel.layout import Recompute
 
 _aten = torch.ops.aten
@@ -21,6 +21,8 @@ KEPT = {
     _aten._scaled_dot_product_flash_attention.default,
     _aten._scaled_dot_product_efficient_attention.default,
     _aten._scaled_dot_product_cudnn_attention.default,
+    torch.ops.elasmo.block_attention.default,
+    torch.ops.torch_attn._varlen_attn.default,
 }
 """Matrix products and attention: nearly all of a layer's time. Norms, rotations and gates are computed again."""
 
