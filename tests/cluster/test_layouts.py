@@ -9,8 +9,12 @@ import pytest
 import torch
 
 from elasmo.config import Config, load
+from elasmo.data.stream import make_plan, open_gold
 from elasmo.model import published
+from elasmo.model.batch import collate
 from elasmo.model.fragments import FragmentReader
+from elasmo.model.multimodal import MultimodalDecoder
+from elasmo.model.tokenizer import AUDIO, IMAGE, TABLE
 from elasmo.parallel.planner import LayoutError
 from elasmo.train import RunResult, checkpoint, fit
 from elasmo.train.local_cluster import LocalCluster
@@ -76,6 +80,30 @@ def test_a_layout_that_no_number_of_workers_allows_is_refused_before_anything_st
     with pytest.raises(LayoutError, match=r"on 2 workers: tp=1 x sp=2 must divide kv_heads=1"):
         shape = "model.decoder={hidden: 32, layers: 2, heads: 2, kv_heads: 1, ffn: 64}"
         fit(configured(lake, storage, "train.layout.sp=2", shape))
+
+
+@pytest.mark.full
+def test_pretraining_divides_the_loss_of_all_text_by_its_tokens(lake: Path, storage: Path, alone: RunResult) -> None:
+    """The oracle: the fresh model's own logits over the first global batch, media and first tokens left out."""
+    config = configured(lake, storage, "train.loss_on=all")
+    result = fit(config)
+    gold = open_gold(load(None, [*TINY, f"data.lake={lake}"], {}))
+    plan = make_plan(config, open_gold(config))
+    model = MultimodalDecoder(config.model, gold.processor().vocab_size, gold.processor().table_fields)
+    model.init_weights(config.seed)
+    total, count = 0.0, 0
+    with torch.no_grad():
+        for row in gold.read([row for slot in plan.slots(0) for row in slot.row_ids]):
+            scores = model(collate([row.encoded]))[0, :-1].log_softmax(dim=-1)
+            following = torch.from_numpy(row.encoded.tokens).long()[1:]
+            text = ~torch.isin(following, torch.tensor([IMAGE, AUDIO, TABLE]))
+            total -= float(scores[torch.arange(len(following)), following][text].sum())
+            count += int(text.sum())
+    first = events(result.folder, "step")[0]
+    assert sum(first["target_tokens"].values()) == count
+    assert first["loss"] == pytest.approx(total / count, rel=1e-5)
+    best = checkpoint.read_best(result.folder)
+    assert best is not None and best["metric"] == "negative_loss" and best["value"] < 0
 
 
 @pytest.mark.full

@@ -56,6 +56,8 @@ def test_an_empty_section_in_the_file_can_be_filled(tmp_path: Path) -> None:
         ("train.steps=0", "train.steps is 0 (int): input should be greater than or equal to 1."),
         ("train.steps=1.5", "train.steps is 1.5 (float)"),
         ("train.dtype=float16", "train.dtype is 'float16' (str)"),
+        ("train.dtype=float8", "train.dtype: float8 is not there: it takes a GPU of compute capability 8.9"),
+        ("train.loss_on=prompts", "train.loss_on is 'prompts' (str): input should be 'answers' or 'all'."),
         ("train.micro_batch=7", "micro_batch=7 must divide global_batch=64"),
         ("train.workers.min=3", "max=2 must be at least min=3"),
         ("model.decoder.heads=3", "heads=3 must divide hidden=128"),

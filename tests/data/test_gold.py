@@ -62,6 +62,18 @@ def test_the_index_states_what_each_row_costs(gold: Gold, split: str) -> None:
     assert (index.costs.dtype, index.target_tokens.dtype) == (np.int32, np.int32)
 
 
+@pytest.mark.parametrize("split", ["train", "heldout"])
+def test_for_pretraining_index_and_rows_count_all_text(gold: Gold, split: str) -> None:
+    both = Gold(gold._snapshot, loss_on="all")
+    index = both.index(split)  # type: ignore[arg-type]
+    rows = both.read(index.row_ids)
+    assert index.target_tokens.tolist() == [row.encoded.costs().target for row in rows]
+    assert index.target_tokens.dtype == np.int32
+    for row, answer_tokens in zip(rows, gold.index(split).target_tokens, strict=True):  # type: ignore[arg-type]
+        media = np.isin(row.encoded.tokens, (IMAGE, AUDIO, TABLE))
+        assert row.encoded.costs().target == len(media) - media.sum() - 1 > answer_tokens
+
+
 def test_row_ids_count_up_over_both_splits_and_shards_do_not_mix_them(gold: Gold) -> None:
     train, heldout = gold.index("train"), gold.index("heldout")
     assert np.array_equal(np.concatenate([train.row_ids, heldout.row_ids]), np.arange(24))

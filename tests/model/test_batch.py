@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 import torch
 
-from elasmo.model.batch import IGNORED, Batch, Costs, Encoded, collate
+from elasmo.model.batch import IGNORED, Batch, Costs, Encoded, collate, pack
 from elasmo.model.tokenizer import AUDIO, IMAGE, PAD, TABLE
 
 
@@ -59,6 +59,16 @@ def test_costs_count_tokens_of_each_module() -> None:
 def test_a_first_token_is_never_a_target() -> None:
     all_targets = Encoded.of_tokens(np.array([9, 10, 11], np.int32), np.ones(3, np.uint8))
     assert all_targets.costs().target == 2 == int((collate([all_targets]).labels >= 0).sum())
+
+
+def test_all_text_is_a_target_but_no_place_of_a_medium_and_no_padding() -> None:
+    for item in [*MIXED, Encoded.empty()]:
+        pretraining = item.with_targets("all")
+        text = [token for token in item.tokens.tolist()[1:] if token not in (PAD, IMAGE, AUDIO, TABLE)]
+        labels = pack([pretraining, pretraining]).labels
+        assert labels[labels >= 0].tolist() == text * 2
+        assert pretraining.costs().target == len(text)
+        assert_equal(item.with_targets("answers"), item)
 
 
 def test_labels_are_the_next_token_where_it_is_a_target() -> None:

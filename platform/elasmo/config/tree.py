@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 Positive = Annotated[int, Field(ge=1)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+LossOn = Literal["answers", "all"]
+"""Tokens that are targets: what the assistant says, or all text; places of media never are."""
 Seconds = Annotated[float, Field(gt=0.0)]
 
 
@@ -272,6 +275,7 @@ class TrainConfig(Section):
     eps: Annotated[float, Field(gt=0)] = 1e-8
     grad_clip: Annotated[float, Field(gt=0)] = 1.0
     dtype: Literal["float32", "bfloat16"] = "float32"
+    loss_on: LossOn = Field("answers", description="targets: what the assistant says, or all text (pretraining)")
     zero_stage: Literal[0, 1, 2, 3] = 1
     layout: LayoutConfig = LayoutConfig()
     freeze: tuple[str, ...] = Field(
@@ -293,6 +297,16 @@ class TrainConfig(Section):
     storage: str = "runs"
     workers: WorkersConfig = WorkersConfig()
     log: LogConfig = LogConfig()
+
+    @field_validator("dtype", mode="before")
+    @classmethod
+    def _no_float8(cls, dtype: object) -> object:
+        if isinstance(dtype, str) and re.fullmatch(r"(float8|fp8)\w*", dtype):
+            raise ValueError(
+                f"{dtype} is not there: it takes a GPU of compute capability 8.9, where nothing here was tested; "
+                "use bfloat16"
+            )
+        return dtype
 
     @model_validator(mode="after")
     def _slots(self) -> TrainConfig:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from elasmo.config import LimitsConfig, ModelConfig
+from elasmo.config import LimitsConfig, LossOn, ModelConfig
 from elasmo.data.draft import Split
 from elasmo.data.index import MODULES, GoldIndex
 from elasmo.data.manifest import Snapshot, SnapshotError, latest, open_snapshot
@@ -103,9 +103,14 @@ class GoldRow:
 
 
 class Gold:
-    """One gold snapshot, open for reading. Cheap to construct in every process that reads."""
+    """One gold snapshot, open for reading. Cheap to construct in every process that reads.
 
-    def __init__(self, snapshot: Snapshot, open_shards: int = OPEN_SHARDS) -> None:
+    Args:
+        loss_on: which tokens are targets, in what is read and in the index alike; gold itself stores the answers'.
+    """
+
+    def __init__(self, snapshot: Snapshot, open_shards: int = OPEN_SHARDS, loss_on: LossOn = "answers") -> None:
+        self.loss_on = loss_on
         self._snapshot = snapshot
         self._open: OrderedDict[int, pa.Table] = OrderedDict()
         self._capacity = open_shards
@@ -113,7 +118,7 @@ class Gold:
         self._starts = np.cumsum([0] + [int(shard["rows"]) for _, shard in self._shards])
 
     @staticmethod
-    def open(lake: str | Path, dataset: str | Path, snapshot: str | None = None) -> Gold:
+    def open(lake: str | Path, dataset: str | Path, snapshot: str | None = None, loss_on: LossOn = "answers") -> Gold:
         """The snapshot `snapshot` of a dataset, given by name or folder; the one ingested last when None.
 
         Raises:
@@ -124,7 +129,7 @@ class Gold:
         if snapshot is None:
             raise GoldError(f"{lake} has no gold of dataset {name!r}; run `elasmo ingest {dataset} data.lake={lake}`.")
         try:
-            return Gold(open_snapshot(Path(lake), name, "gold", snapshot))
+            return Gold(open_snapshot(Path(lake), name, "gold", snapshot), loss_on=loss_on)
         except SnapshotError as error:
             raise GoldError(str(error)) from None
 
@@ -192,14 +197,19 @@ class Gold:
         modalities = tuple(self._snapshot.details["modalities"])
         code = {name: number for number, name in enumerate(modalities)}
         modality = np.array([code[name] for name in table.column("modality").to_pylist()], dtype=np.int8)
+        costs = np.stack([table.column(f"{m}_tokens").to_numpy()[mine] for m in MODULES], axis=1)
+        targets = table.column("target_tokens").to_numpy()[mine]
+        if self.loss_on == "all":
+            # Every token but places of media, and but the first, a role's: nothing stands before it.
+            targets = costs[:, 0] - costs[:, 1:].sum(axis=1, dtype=np.int32) - 1
         return GoldIndex(
             snapshot=self.snapshot,
             row_ids=table.column("row_id").to_numpy()[mine],
             shard=table.column("shard").to_numpy()[mine],
             modalities=modalities,
             modality=modality[mine],
-            costs=np.stack([table.column(f"{m}_tokens").to_numpy()[mine] for m in MODULES], axis=1),
-            target_tokens=table.column("target_tokens").to_numpy()[mine],
+            costs=costs,
+            target_tokens=targets,
         )
 
     def read(self, row_ids: Sequence[int]) -> list[GoldRow]:
@@ -230,7 +240,7 @@ class Gold:
             key=stored["key"],
             split=self._shards[number][0],
             modality=stored["modality"],
-            encoded=encoded,
+            encoded=encoded.with_targets(self.loss_on),
             question=stored["question"],
             answer=stored["answer"],
             messages=messages,

@@ -99,7 +99,11 @@ class StepPlan:
 
     def target_tokens(self, step: int) -> int:
         """Tokens that count in the loss of the whole global batch of `step`."""
-        return int(self.index.target_tokens[np.concatenate([slot.rows for slot in self.slots(step)])].sum())
+        return sum(self.slot_targets(slot) for slot in self.slots(step))
+
+    def slot_targets(self, slot: Slot) -> int:
+        """Tokens of a slot that count in the loss."""
+        return int(self.index.target_tokens[list(slot.rows)].sum())
 
     def receipt(self, step: int) -> str:
         """What the receipt of `step` must be once it is committed."""

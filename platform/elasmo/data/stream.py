@@ -17,7 +17,7 @@ from ray.data.block import BlockMetadata
 from ray.data.datasource import Datasource, ReadTask
 from ray.train import DataConfig as RayDataConfig
 
-from elasmo.config import Config
+from elasmo.config import Config, LossOn
 from elasmo.data.gold import Gold
 from elasmo.data.plan import Slot, StepPlan
 from elasmo.model.batch import Encoded
@@ -53,12 +53,12 @@ def make_plan(config: Config, gold: Gold) -> StepPlan:
 
 
 def open_gold(config: Config) -> Gold:
-    """The gold snapshot that the config names, or the dataset's newest.
+    """The gold snapshot that the config names, or the dataset's newest, with the targets of `train.loss_on`.
 
     Raises:
         GoldError: there is none, or it is damaged.
     """
-    return Gold.open(config.data.lake, config.data.dataset, config.data.gold)
+    return Gold.open(config.data.lake, config.data.dataset, config.data.gold, config.train.loss_on)
 
 
 def direct(plan: StepPlan, gold: Gold, rank: int, world: int, first_step: int, steps: int) -> Iterator[SlotRows]:
@@ -130,7 +130,7 @@ class PlanDataConfig(RayDataConfig):
         DataContext.get_current().enable_progress_bars = False
         stream = ray.data.read_datasource(source, override_num_blocks=1, num_cpus=data.decode_cpus).map_batches(
             DecodeSlot,
-            fn_constructor_args=(data.lake, data.dataset, gold.snapshot),
+            fn_constructor_args=(data.lake, data.dataset, gold.snapshot, gold.loss_on),
             batch_size=None,
             batch_format="pyarrow",
             zero_copy_batch=True,
@@ -171,8 +171,8 @@ class PlanSource(Datasource):
 class DecodeSlot:
     """Reads and decodes the rows of a slot: what Ray Data's decode actors run."""
 
-    def __init__(self, lake: str, dataset: str, snapshot: str) -> None:
-        self.gold = Gold.open(lake, dataset, snapshot)
+    def __init__(self, lake: str, dataset: str, snapshot: str, loss_on: LossOn) -> None:
+        self.gold = Gold.open(lake, dataset, snapshot, loss_on)
 
     def __call__(self, block: pa.Table) -> pa.Table:
         return pa.Table.from_pylist(

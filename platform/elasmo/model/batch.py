@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from elasmo.config import LossOn
 from elasmo.model.attention import Attention, CausalAttention, PackedAttention
 from elasmo.model.tokenizer import AUDIO, IMAGE, PAD, TABLE
 
@@ -74,6 +75,12 @@ class Encoded:
         vision, audio, table = (int((self.tokens == token).sum()) for token in (IMAGE, AUDIO, TABLE))
         # The first token has nothing before it to be predicted from.
         return Costs(len(self.tokens), vision, audio, table, target=int(self.loss_mask[1:].sum()))
+
+    def with_targets(self, loss_on: LossOn) -> Self:
+        """The sample with other targets: `answers` is as it was encoded, `all` is every token but media and padding."""
+        if loss_on == "answers":
+            return self
+        return replace(self, loss_mask=(~np.isin(self.tokens, (PAD, IMAGE, AUDIO, TABLE))).astype(np.uint8))
 
     def to_row(self) -> dict[str, Any]:
         """The sample as a flat row of bytes and shapes, without loss; `from_row` takes it back."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -17,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from elasmo.config import Config
-from elasmo.data.gold import Gold
+from elasmo.data.gold import Gold, GoldError
 from elasmo.data.plan import Slot, StepPlan, slot_digest
 from elasmo.data.stream import TRAIN, SlotRows, direct, from_shard, make_plan, open_gold
 from elasmo.model import lora
@@ -200,6 +201,12 @@ class Rank:
         rows = next(stream, None)
         if rows is None:
             raise RuntimeError(f"The data stream ended before step {expected.step + 1}, slot {expected.slot}.")
+        targets = sum(sample.costs().target for sample in rows.samples)
+        if targets != self.plan.slot_targets(expected):
+            raise GoldError(
+                f"Step {expected.step + 1}, slot {expected.slot} has {targets} target tokens, gold's index says "
+                f"{self.plan.slot_targets(expected)}: the loss would be divided by the wrong number; ingest again."
+            )
         return rows
 
     def _evaluate(self, done: int) -> bool:
@@ -209,7 +216,9 @@ class Rank:
         for part in self._gather(sums):
             total.merge(part)
         accuracy = total.accuracy()
-        metric = float(np.mean(list(accuracy.values())))
+        # No row of running text is predicted whole, so there the loss tells which checkpoint is best.
+        answers = self.config.train.loss_on == "answers"
+        metric = float(np.mean(list(accuracy.values()))) if answers else -total.mean_loss()
         best = metric > self.best
         self.best = max(metric, self.best)
         if self.rank == 0:
@@ -243,7 +252,8 @@ class Rank:
             return
         name = checkpoint.folder_name(done)
         if best:
-            checkpoint.write_best(self.folder, name, "mean_accuracy", self.best)
+            metric = "mean_accuracy" if self.config.train.loss_on == "answers" else "negative_loss"
+            checkpoint.write_best(self.folder, name, metric, self.best)
         checkpoint.prune(root, self.config.train.keep_checkpoints, checkpoint.pinned(self.folder))
         event = {
             "step": done,
@@ -263,6 +273,7 @@ class Rank:
             "global_batch": self.config.train.global_batch,
             "micro_batch": self.config.train.micro_batch,
             "shuffle_window_shards": self.config.data.shuffle_window_shards,
+            "loss_on": self.config.train.loss_on,
         }
 
     def _gather(self, value: Any) -> list[Any]:
@@ -272,7 +283,7 @@ class Rank:
 
     def _read_best(self) -> float:
         best = checkpoint.read_best(self.folder)
-        return float(best["value"]) if best is not None else -1.0
+        return float(best["value"]) if best is not None else -math.inf
 
 
 def _scalars(report: RankStep) -> dict[str, float]:
