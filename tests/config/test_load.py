@@ -61,6 +61,7 @@ def test_an_empty_section_in_the_file_can_be_filled(tmp_path: Path) -> None:
         ("train.micro_batch=7", "micro_batch=7 must divide global_batch=64"),
         ("train.workers.min=3", "max=2 must be at least min=3"),
         ("model.decoder.heads=3", "heads=3 must divide hidden=128"),
+        ("model.vision.projector=mlp", "kind=stem takes no projector=mlp; use kind=clip or kind=siglip"),
         ("name=../escape", "name is '../escape' (str)"),
         ("serve.port=70000", "serve.port is 70000 (int)"),
         ("seed.deep=1", "seed is {'deep': 1} (dict)"),

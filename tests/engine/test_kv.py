@@ -24,7 +24,7 @@ from elasmo.engine.kv import (
 )
 from elasmo.model.sample import Audio, Image, Message, Table, Text
 from elasmo.model.tokenizer import AUDIO, IMAGE
-from tests.serve.tiny import png, tiny_model, wav
+from tests.serve.tiny import CONFIG, png, tiny_model, wav
 
 
 def payload() -> KVCachePayload:
@@ -97,7 +97,7 @@ def test_media_digests_say_what_stands_where() -> None:
 
     def digests(image: bytes, seconds: float, age: float) -> tuple[str, ...]:
         segments = (Text("x"), Image(image), Audio(wav(seconds)), Table({"age": age}))
-        return media_digests(processor.encode_chat([Message("user", segments)], LimitsConfig()))
+        return media_digests(processor.encode_chat([Message("user", segments)], LimitsConfig()), CONFIG.audio)
 
     base = digests(png(8), 0.2, 1.0)
     assert [entry.split(":")[0].split("@")[0] for entry in base] == ["image", "audio", "table"]
@@ -105,14 +105,14 @@ def test_media_digests_say_what_stands_where() -> None:
     for changed, other in enumerate((digests(png(16), 0.2, 1.0), digests(png(8), 0.3, 1.0), digests(png(8), 0.2, 2.0))):
         same = [a.split(":")[1] == b.split(":")[1] for a, b in zip(base, other, strict=True)]
         assert same == [place != changed for place in range(3)]
-    assert media_digests(processor.encode_chat([Message("user", (Text("x"),))], LimitsConfig())) == ()
+    assert media_digests(processor.encode_chat([Message("user", (Text("x"),))], LimitsConfig()), CONFIG.audio) == ()
 
 
 def test_every_image_and_clip_has_its_place_and_digest() -> None:
     processor = tiny_model()[1]
     segments = (Image(png(8)), Image(png(16)), Audio(wav(0.1)), Text("x"), Audio(wav(0.3)), Image(png(8)))
     encoded = processor.encode_chat([Message("user", segments)], LimitsConfig())
-    found = [entry.replace("@", ":").split(":") for entry in media_digests(encoded)]
+    found = [entry.replace("@", ":").split(":") for entry in media_digests(encoded, CONFIG.audio)]
     clip = len(encoded.audio[0]) // 4 + (len(encoded.audio[0]) % 4 > 0)
     later = int(np.flatnonzero(encoded.tokens == AUDIO)[clip])
     last = int(np.flatnonzero(encoded.tokens == IMAGE)[8])

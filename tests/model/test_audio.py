@@ -37,7 +37,7 @@ def test_padding_changes_nothing(lengths: tuple[int, ...]) -> None:
     padded = torch.nn.utils.rnn.pad_sequence(parts, batch_first=True)
     together = model(padded, torch.tensor(lengths))
     alone = torch.cat([model(part[None], torch.tensor([len(part)])) for part in parts])
-    assert together.shape == alone.shape == (sum(audio_tokens(length) for length in lengths), OUT)
+    assert together.shape == alone.shape == (sum(audio_tokens(length, CONFIG) for length in lengths), OUT)
     assert (together - alone).abs().max() <= 1e-5
 
 

@@ -38,6 +38,7 @@ from elasmo.model import published
 from elasmo.model.batch import Encoded, collate, pack
 from elasmo.model.hugging_face import export_model, import_model
 from elasmo.model.hugging_face_config import HuggingFaceError
+from elasmo.model.mel import BORDER
 from elasmo.model.multimodal import MultimodalDecoder
 from elasmo.model.published import PublishedError
 from elasmo.model.whisper import whisper_tokens
@@ -240,7 +241,7 @@ def test_qwen2_audio_with_clips_of_several_lengths(tmp_path: Path) -> None:
     random = np.random.default_rng(2)
     samples, wanted = [], []
     for lengths in ((40,), (11, 26), (9, 3, 18)):
-        clips = tuple(random.normal(size=(length, 16)).astype(np.float16) for length in lengths)
+        clips = tuple(random.normal(size=(length + BORDER, 16)).astype(np.float16) for length in lengths)
         tokens = list(random.integers(3, 99, 2))
         for length in lengths:
             tokens += [100] * whisper_tokens(length) + list(random.integers(3, 99, 3))
@@ -248,10 +249,9 @@ def test_qwen2_audio_with_clips_of_several_lengths(tmp_path: Path) -> None:
         sample = Encoded(**{**vars(bare), "audio": clips})
         features = torch.zeros(len(clips), 40, 16)
         inside = torch.zeros(len(clips), 40, dtype=torch.int64)
-        for row, clip in enumerate(clips):
-            features[row] = float(clip.max()) - 2.0  # what Whisper's extractor leaves after a clip
-            features[row, : len(clip)] = torch.from_numpy(clip.astype(np.float32))
-            inside[row, : len(clip)] = 1
+        for row, (clip, length) in enumerate(zip(clips, lengths, strict=True)):
+            features[row, : len(clip)] = torch.from_numpy(clip.astype(np.float32))[:40]
+            inside[row, :length] = 1
         given = {"input_features": features.transpose(1, 2), "feature_attention_mask": inside}
         samples.append(sample)
         wanted.append(their_logits(theirs, sample, **given))

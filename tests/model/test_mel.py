@@ -6,9 +6,10 @@ import math
 
 import numpy as np
 import pytest
+from transformers import WhisperFeatureExtractor
 
 from elasmo.config import AudioConfig
-from elasmo.model.mel import FLOOR, log_mel
+from elasmo.model.mel import BORDER, FLOOR, log_mel, mel_features, whisper_mel
 
 CONFIG = AudioConfig(sample_rate=8_000, n_fft=64, hop=40, n_mels=6)
 NOISE = np.random.default_rng(0).uniform(-0.5, 0.5, 210).astype(np.float32)
@@ -79,3 +80,47 @@ def test_a_higher_tone_peaks_in_a_higher_band() -> None:
         for f in (200, 900, 3000)
     ]
     assert peaks == sorted(set(peaks))
+
+
+WHISPER = AudioConfig(kind="whisper", sample_rate=16_000, n_fft=400, hop=160, n_mels=80, max_s=2.0, max_positions=100)
+
+
+def sound(name: str, samples: int) -> np.ndarray:
+    random, time = np.random.default_rng(3), np.arange(samples) / 16_000
+    made = {
+        "noise": random.uniform(-0.9, 0.9, samples),
+        "chirp": 0.5 * np.sin(2 * np.pi * (200 + 1500 * time) * time) + random.normal(0, 0.001, samples),
+        "whisper": random.normal(0, 3e-6, samples),
+        "silence": np.zeros(samples),
+    }
+    return made[name].astype(np.float32)
+
+
+@pytest.mark.parametrize("n_mels", [80, 128])
+@pytest.mark.parametrize("name", ["noise", "chirp", "whisper", "silence"])
+@pytest.mark.parametrize("samples", [700, 1600, 8_111, 31_700, 31_999, 32_000])
+def test_whisper_features_equal_the_feature_extractors(name: str, samples: int, n_mels: int) -> None:
+    """In a window of 2 s. The two frames after the clip hold its tail and then silence, or lie beyond the window."""
+    extractor = WhisperFeatureExtractor(feature_size=n_mels, chunk_length=2)
+    made = extractor(sound(name, samples), sampling_rate=16_000, return_attention_mask=True, return_tensors="np")
+    wanted = made["input_features"][0].T
+    frames = int(made["attention_mask"].sum())
+    got = whisper_mel(sound(name, samples), WHISPER.model_copy(update={"n_mels": n_mels}))
+    assert got.dtype == np.float32 and got.shape == (frames + BORDER, n_mels)
+    inside = min(len(got), 200)
+    assert np.abs(got[:inside] - wanted[:inside]).max() < 1e-4
+    assert not got[inside:].any()
+
+
+def test_the_shortest_whisper_clip_is_filled_with_silence() -> None:
+    assert whisper_mel(sound("noise", 10), WHISPER).shape == (3 + BORDER, 80)
+
+
+def test_a_clip_that_outlasts_the_positions_is_refused_with_the_config() -> None:
+    with pytest.raises(ValueError, match="max_s=30 exceeds 2, the seconds that max_positions=100"):
+        AudioConfig(**{**WHISPER.model_dump(), "max_s": 30.0})
+
+
+def test_features_are_of_the_configs_kind() -> None:
+    assert np.array_equal(mel_features(NOISE, CONFIG), log_mel(NOISE, CONFIG))
+    assert np.array_equal(mel_features(NOISE, WHISPER), whisper_mel(NOISE, WHISPER))

@@ -37,7 +37,7 @@ def test_a_conversation_follows_the_template() -> None:
     clip = encoded.audio[0]
     wanted = [SYSTEM, *ids("be brief"), USER, *[IMAGE] * 4, *ids("what?"), TABLE, TABLE, ASSISTANT]
     first = len(wanted)
-    wanted += [*ids("seven"), END, USER, *[AUDIO] * audio_tokens(len(clip)), *ids("and this?"), ASSISTANT]
+    wanted += [*ids("seven"), END, USER, *[AUDIO] * audio_tokens(len(clip), CONFIG.audio), *ids("and this?"), ASSISTANT]
     second = len(wanted)
     wanted += [*ids("two"), END]
     assert encoded.tokens.tolist() == wanted
@@ -76,7 +76,7 @@ def test_audio_placeholders_match_what_the_tower_puts_out() -> None:
         encoded = PROCESSOR.encode_chat([Message("user", (Audio(wav(seconds)),))], LIMITS)
         clip = torch.from_numpy(encoded.audio[0].astype(np.float32))
         made = model.audio(clip[None], torch.tensor([len(clip)])).shape[0]
-        assert int((encoded.tokens == AUDIO).sum()) == made == audio_tokens(len(clip))
+        assert int((encoded.tokens == AUDIO).sum()) == made == audio_tokens(len(clip), CONFIG.audio)
 
 
 def test_audio_features_are_the_log_mel_of_the_samples() -> None:

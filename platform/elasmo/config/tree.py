@@ -117,6 +117,9 @@ class DecoderConfig(Section):
         return self.hidden // self.heads if self.head_dim is None else self.head_dim
 
 
+_UNREAD_BY_STEM = {"activation", "norm_eps", "feature_layer", "select", "projector", "mean", "std"}
+
+
 class VisionConfig(Section):
     """The image encoder: square patches through a small ViT, or CLIP's or SigLIP's. A patch becomes a token."""
 
@@ -143,6 +146,10 @@ class VisionConfig(Section):
     def _divides(self) -> VisionConfig:
         if self.image_size % self.patch:
             raise ValueError(f"patch={self.patch} must divide image_size={self.image_size}")
+        ignored = _UNREAD_BY_STEM & self.model_fields_set if self.kind == "stem" else set()
+        for name in sorted(ignored):
+            if (value := getattr(self, name)) != VisionConfig.model_fields[name].default:
+                raise ValueError(f"kind=stem takes no {name}={value}; use kind=clip or kind=siglip")
         if not -self.layers <= self.feature_layer:
             raise ValueError(f"feature_layer={self.feature_layer} must be at least -layers={-self.layers}")
         if {len(self.mean), len(self.std)} - {1, self.channels}:
@@ -162,6 +169,7 @@ class AudioConfig(Section):
 
     kind: Literal["strided", "whisper"] = Field("strided", description="whisper: as Qwen2-Audio uses it")
     max_positions: Positive = Field(1500, description="whisper: positions after the convolutions")
+    pool: bool = Field(True, description="whisper: neighbouring positions averaged, as in Qwen2-Audio")
     sample_rate: Positive = 22_050
     n_fft: Positive = 512
     hop: Positive = 256
@@ -176,7 +184,24 @@ class AudioConfig(Section):
     def _divides(self) -> AudioConfig:
         if self.hidden % self.heads:
             raise ValueError(f"heads={self.heads} must divide hidden={self.hidden}")
+        if self.kind == "whisper" and self.hidden % 2:
+            raise ValueError(f"hidden={self.hidden} must be even for the sinusoids of kind=whisper")
+        if self.kind == "whisper" and self.max_s > self.window_s:
+            raise ValueError(
+                f"max_s={self.max_s:g} exceeds {self.window_s:g}, the seconds that max_positions={self.max_positions} "
+                f"of hop={self.hop} cover at sample_rate={self.sample_rate}"
+            )
         return self
+
+    @property
+    def window_frames(self) -> int:
+        """kind=whisper: mel frames for which there are positions."""
+        return 2 * self.max_positions
+
+    @property
+    def window_s(self) -> float:
+        """kind=whisper: seconds for which there are positions."""
+        return self.window_frames * self.hop / self.sample_rate
 
 
 class TableConfig(Section):

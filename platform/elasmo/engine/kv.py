@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from elasmo.config import AudioConfig
 from elasmo.model.batch import Encoded
 from elasmo.model.processor import audio_tokens
 from elasmo.model.tokenizer import AUDIO, IMAGE, TABLE
@@ -112,7 +113,7 @@ def to_tensor(values: NDArray[Any], dtype: torch.dtype) -> Tensor:
     return tensor.view(torch.bfloat16) if dtype == torch.bfloat16 else tensor
 
 
-def media_digests(prompt: Encoded) -> tuple[str, ...]:
+def media_digests(prompt: Encoded, audio: AudioConfig | None) -> tuple[str, ...]:
     """Which media stand where in a prompt; the records of a prompt have one digest together."""
     images, clips, cells = (np.flatnonzero(prompt.tokens == token) for token in (IMAGE, AUDIO, TABLE))
     found: list[tuple[str, int, bytes]] = []
@@ -120,8 +121,9 @@ def media_digests(prompt: Encoded) -> tuple[str, ...]:
         found.append(("image", images[number * len(images) // len(prompt.images)], image.tobytes()))
     start = 0
     for clip in prompt.audio:
+        assert audio is not None  # a prompt with a clip was encoded for a model that takes clips
         found.append(("audio", clips[start], clip.tobytes()))
-        start += audio_tokens(len(clip))
+        start += audio_tokens(len(clip), audio)
     if len(cells):
         parts = (prompt.cell_fields, prompt.cell_values, prompt.cell_categories)
         found.append(("table", cells[0], b"".join(part.tobytes() for part in parts)))

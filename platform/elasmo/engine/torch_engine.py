@@ -85,7 +85,7 @@ class TorchEngine:
         envelope = KVEnvelope(
             **self._identity,
             tokens=len(prompt.tokens),
-            media_digests=media_digests(prompt),
+            media_digests=media_digests(prompt, self.model.config.audio),
             first_token=first,
             seed=params.seed,
             checksum=checksum(layers),

@@ -33,12 +33,16 @@ class AudioTower(nn.Module):
         # Beyond a clip's end the next convolution must see zeros, as it would at the end of an unpadded clip.
         x = x * _real(x.shape[2], (lengths + 1) // 2)[:, None, :]
         x = F.gelu(self.conv2(x)).transpose(1, 2)
-        real = _real(x.shape[1], (lengths + 3) // 4)
+        real = _real(x.shape[1], self.tokens(lengths))
         x = x + _sinusoids(x.shape[1], x.shape[2], x.device).to(x.dtype)
         for block in self.blocks:
             x = block(x, real[:, None, None, :])
         out: Tensor = self.projector(self.norm(x[real]))
         return out
+
+    def tokens(self, lengths: Tensor) -> Tensor:
+        """Embeddings of each clip, int64 [clips], for its frames [clips]."""
+        return (lengths + 3) // 4
 
 
 def _real(positions: int, lengths: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from elasmo.config import LossOn
 from elasmo.model.attention import Attention, CausalAttention, PackedAttention
+from elasmo.model.mel import Mel
 from elasmo.model.tokenizer import AUDIO, IMAGE, PAD, TABLE
 
 IGNORED = -100
@@ -38,7 +39,7 @@ class Encoded:
         tokens: int32 [tokens]; placeholders stand where media embeddings go.
         loss_mask: uint8 [tokens], 1 where the token is to be predicted.
         images: uint8 [images, size, size, channels].
-        audio: log-mel float16 [frames, n_mels] for each clip.
+        audio: log-mel frames [frames, n_mels] for each clip, float16, or float32 with border frames for Whisper.
         cell_fields: int16 [cells], field number of each table cell.
         cell_values: float32 [cells], standardised number, 0 for categories and missing values.
         cell_categories: int16 [cells], category number from 1; 0 for numbers, -1 for a missing value.
@@ -47,7 +48,7 @@ class Encoded:
     tokens: NDArray[np.int32]
     loss_mask: NDArray[np.uint8]
     images: NDArray[np.uint8]
-    audio: tuple[NDArray[np.float16], ...]
+    audio: tuple[Mel, ...]
     cell_fields: NDArray[np.int16]
     cell_values: NDArray[np.float32]
     cell_categories: NDArray[np.int16]
@@ -91,6 +92,7 @@ class Encoded:
             "image_shape": list(self.images.shape),
             "audio": [clip.tobytes() for clip in self.audio],
             "audio_mels": self.audio[0].shape[1] if self.audio else 0,
+            "audio_dtype": str(self.audio[0].dtype) if self.audio else "float16",
             "cell_fields": self.cell_fields.tobytes(),
             "cell_values": self.cell_values.tobytes(),
             "cell_categories": self.cell_categories.tobytes(),
@@ -103,7 +105,10 @@ class Encoded:
             np.frombuffer(row["tokens"], np.int32),
             np.frombuffer(row["loss_mask"], np.uint8),
             np.frombuffer(row["images"], np.uint8).reshape(row["image_shape"]),
-            tuple(np.frombuffer(clip, np.float16).reshape(-1, row["audio_mels"]) for clip in row["audio"]),
+            tuple(
+                np.frombuffer(clip, row.get("audio_dtype", "float16")).reshape(-1, row["audio_mels"])
+                for clip in row["audio"]
+            ),
             np.frombuffer(row["cell_fields"], np.int16),
             np.frombuffer(row["cell_values"], np.float32),
             np.frombuffer(row["cell_categories"], np.int16),

@@ -84,9 +84,6 @@ class Projector(nn.Module):
 class ClipVisionTower(nn.Module):
     """Images to one embedding a patch. Layers after the one whose output is used are not built."""
 
-    mean: Tensor
-    std: Tensor
-
     def __init__(self, config: VisionConfig, out: int) -> None:
         super().__init__()
         self.config = config
@@ -110,7 +107,8 @@ class ClipVisionTower(nn.Module):
         x = self.patch_embedding(pixels).flatten(2).transpose(1, 2)
         if self.class_embedding is not None:
             x = torch.cat([self.class_embedding.expand(len(x), 1, -1), x], dim=1)
-        x = x + self.position_embedding.weight
+        # Called as a module: sharding gathers a module's weights around its call.
+        x = x + self.position_embedding(torch.arange(x.shape[1], device=x.device))
         if self.pre_layernorm is not None:
             x = self.pre_layernorm(x)
         for layer in self.layers:

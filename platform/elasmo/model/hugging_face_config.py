@@ -199,18 +199,19 @@ def _vision(raw: Raw, pixels: Raw) -> VisionConfig:
 def _audio(tower: Raw) -> AudioConfig:
     if tower.get("activation_function", "gelu") != "gelu" or tower.get("scale_embedding", False):
         raise HuggingFaceError("audio_config has another activation than gelu, or scale_embedding; not known here.")
+    positions = tower.get("max_source_positions", 1500)
     return AudioConfig(
         kind="whisper",
         sample_rate=16_000,
         n_fft=400,
         hop=160,
-        max_s=30.0,
+        max_s=2 * positions * 160 / 16_000,
         n_mels=tower.get("num_mel_bins", 128),
         hidden=tower.get("d_model", 1280),
         layers=tower.get("encoder_layers", 32),
         heads=tower.get("encoder_attention_heads", 20),
         ffn=tower.get("encoder_ffn_dim", 5120),
-        max_positions=tower.get("max_source_positions", 1500),
+        max_positions=positions,
     )
 
 

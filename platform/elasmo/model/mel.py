@@ -1,4 +1,4 @@
-"""Log-mel spectrograms in numpy: HTK mel scale, Hann window, each clip normalised to mean 0 and deviation 1."""
+"""Log-mel spectrograms in numpy: ours, normalised clip by clip, and Whisper's as its feature extractor makes them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,39 @@ from numpy.typing import NDArray
 from elasmo.config import AudioConfig
 
 FLOOR = 1e-6
+BORDER = 2
+"""Frames after a Whisper clip that its last position sees through the convolutions; they travel with the clip."""
+SHORTEST = 3
+"""Frames of the shortest Whisper clip: fewer would give no audio token."""
+
+Mel = NDArray[np.float16] | NDArray[np.float32]
+
+
+def mel_features(samples: NDArray[np.float32], config: AudioConfig) -> Mel:
+    """What the audio tower of this config takes of a clip, [frames, n_mels]."""
+    return log_mel(samples, config) if config.kind == "strided" else whisper_mel(samples, config)
+
+
+def whisper_mel(samples: NDArray[np.float32], config: AudioConfig) -> NDArray[np.float32]:
+    """Whisper's log-mel frames (Radford et al. 2022, section 2.2), float32 [frames + BORDER, n_mels].
+
+    frames = ceil(samples / hop), at least SHORTEST. Whisper sees a whole window, the clip and silence after it. Its
+    convolutions and the windows of the Fourier transform reach over the clip's end, so the two frames that follow the
+    clip are part of the features: with them the rest of the window, which attention masks, need not be computed. Where
+    the window ends there is nothing to follow; those frames are zeros, as the convolution's own padding is.
+    """
+    frames = max(SHORTEST, -(-len(samples) // config.hop))
+    window = config.window_frames * config.hop
+    filled = np.pad(samples, (0, max(0, min(window, (frames + BORDER) * config.hop + config.n_fft) - len(samples))))
+    padded = np.pad(filled, config.n_fft // 2, mode="reflect").astype(np.float64)
+    computed = min(frames + BORDER, config.window_frames)
+    starts = np.arange(computed) * config.hop
+    windows = np.lib.stride_tricks.sliding_window_view(padded, config.n_fft)[starts] * _hann(config.n_fft)
+    power = np.abs(np.fft.rfft(windows, axis=1)) ** 2
+    logs = np.log10(np.maximum(power @ _slaney_filters(config.sample_rate, config.n_fft, config.n_mels), 1e-10))
+    features = np.zeros((frames + BORDER, config.n_mels), np.float32)
+    features[:computed] = (np.maximum(logs, logs.max() - 8.0) + 4.0) / 4.0
+    return features
 
 
 def log_mel(samples: NDArray[np.float32], config: AudioConfig) -> NDArray[np.float16]:
@@ -41,3 +74,21 @@ def _filters(sample_rate: int, n_fft: int, n_mels: int) -> NDArray[np.float32]:
     rising = (bins[:, None] - edges[None, :-2]) / (edges[1:-1] - edges[:-2])
     falling = (edges[None, 2:] - bins[:, None]) / (edges[2:] - edges[1:-1])
     return np.clip(np.minimum(rising, falling), 0.0, None).astype(np.float32)
+
+
+@lru_cache
+def _slaney_filters(sample_rate: int, n_fft: int, n_mels: int) -> NDArray[np.float64]:
+    """Triangular filters of equal area on Slaney's mel scale, float64 [n_fft // 2 + 1, n_mels].
+
+    The scale is linear below 1 kHz, 3 mels for 200 Hz, and logarithmic above, 27 mels for a factor of 6.4.
+    """
+    step, knee = 200.0 / 3.0, 15.0
+    log_step = np.log(6.4) / 27.0
+    top = knee + np.log(sample_rate / 2 / 1000.0) / log_step
+    mels = np.linspace(0.0, top, n_mels + 2)
+    edges = np.where(mels < knee, mels * step, 1000.0 * np.exp(log_step * (mels - knee)))
+    bins = np.linspace(0.0, sample_rate / 2, n_fft // 2 + 1)
+    rising = (bins[:, None] - edges[None, :-2]) / (edges[1:-1] - edges[:-2])
+    falling = (edges[None, 2:] - bins[:, None]) / (edges[2:] - edges[1:-1])
+    filters: NDArray[np.float64] = np.clip(np.minimum(rising, falling), 0.0, None) * 2.0 / (edges[2:] - edges[:-2])
+    return filters

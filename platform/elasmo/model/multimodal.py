@@ -18,7 +18,7 @@ from elasmo.model.decoder import Decoder
 from elasmo.model.processor import TableField
 from elasmo.model.table import TableTower
 from elasmo.model.vision import VisionTower
-from elasmo.model.whisper import WhisperTower
+from elasmo.model.whisper import WhisperTower, sinusoids
 
 Media = dict[int, Tensor]
 """Embeddings [positions, hidden] by the token that holds their places."""
@@ -66,10 +66,14 @@ class MultimodalDecoder(nn.Module):
                 embedding = "embed_tokens" in name or "category" in name or "field" in name or "position" in name
                 by_row = embedding or ".experts." in name
                 fan_in = parameter.shape[-1] if by_row else parameter[0].numel()
-                into_residual = name.removesuffix(".weight").endswith(("o_proj", "down_proj", "projector"))
+                into_residual = name.removesuffix(".weight").endswith(
+                    ("o_proj", "down_proj", "projector", "projector.linear_2")
+                )
                 scale = depth if into_residual else 1.0
                 values = torch.randn(parameter.shape, generator=generator)
                 parameter.copy_(values * scale / math.sqrt(fan_in))
+                if name == "audio.embed_positions.weight":
+                    parameter.copy_(sinusoids(*parameter.shape))
 
     def encode(self, batch: Batch, every_tower: bool = False) -> Media:
         """Embeddings [positions, hidden] of all media of a batch, keyed by the token that holds their places.
@@ -142,7 +146,7 @@ class MultimodalDecoder(nn.Module):
         if len(batch.mel) or self.audio is None:
             return len(batch.mel) > 0, (batch.mel, batch.mel_lengths)
         device = batch.tokens.device
-        return False, (torch.zeros(1, 4, self.audio.config.n_mels, device=device), torch.full((1,), 4, device=device))
+        return False, (torch.zeros(1, 8, self.audio.config.n_mels, device=device), torch.full((1,), 8, device=device))
 
     def _cells(self, batch: Batch) -> tuple[bool, tuple[Tensor, ...]]:
         cells = (batch.cell_fields, batch.cell_values, batch.cell_categories)

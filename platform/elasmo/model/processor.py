@@ -8,19 +8,20 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image as Pillow
 from tokenizers import Tokenizer
 
-from elasmo.config import LimitsConfig, ModelConfig, VisionConfig
+from elasmo.config import AudioConfig, LimitsConfig, ModelConfig, VisionConfig
 from elasmo.model.batch import Encoded
 from elasmo.model.media import MediaError, decode_audio, decode_image
-from elasmo.model.mel import log_mel
+from elasmo.model.mel import BORDER, Mel, mel_features
 from elasmo.model.sample import Audio, Image, Message, Role, Segment, Text, Value
 from elasmo.model.tokenizer import ASSISTANT, AUDIO, END, IMAGE, SYSTEM, TABLE, USER, prepare
+from elasmo.model.whisper import whisper_tokens
 
 ROLES: Mapping[Role, int] = {"system": SYSTEM, "user": USER, "assistant": ASSISTANT}
 AUDIO_STRIDE = 4
@@ -101,11 +102,16 @@ class Processor:
     def fingerprint(self) -> str:
         """SHA-256 over everything that decides what the model sees: not the sizes of its towers, which it does not."""
         vision, audio = self.config.vision, self.config.audio
-        features = [
+        features: list[Any] = [
             None if vision is None else [vision.image_size, vision.channels, vision.patch],
             None if audio is None else [audio.sample_rate, audio.n_fft, audio.hop, audio.n_mels, audio.max_s],
             self.config.table is not None,
         ]
+        # Only what differs from the first kinds, whose fingerprints stay what they were.
+        if vision is not None and vision.kind != "stem":
+            features.append([vision.kind, vision.tokens])
+        if audio is not None and audio.kind != "strided":
+            features.append([audio.kind, audio.pool, audio.max_positions])
         described = [json.loads(self.tokenizer.to_str()), [asdict(field) for field in self.table_fields], features]
         return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
 
@@ -155,9 +161,9 @@ class Processor:
             if len(samples) > audio.max_s * audio.sample_rate:
                 seconds = len(samples) / audio.sample_rate
                 raise MediaError(f"The audio lasts {seconds:.2f} s; the model takes at most {audio.max_s:g} s.")
-            mel = log_mel(samples, audio)
+            mel = mel_features(samples, audio)
             parts.audio.append(mel)
-            parts.add([AUDIO] * audio_tokens(len(mel)))
+            parts.add([AUDIO] * audio_tokens(len(mel), audio))
         else:
             self._encode_record(segment.record, parts)
 
@@ -174,9 +180,9 @@ class Processor:
         parts.add([TABLE] * len(self.table_fields))
 
 
-def audio_tokens(frames: int) -> int:
-    """Audio tokens of a clip of mel frames: two convolutions of stride 2."""
-    return -(-frames // AUDIO_STRIDE)
+def audio_tokens(frames: int, audio: AudioConfig) -> int:
+    """Audio tokens of a clip of mel frames, border frames included: strided convolutions, and Whisper's pooling."""
+    return -(-frames // AUDIO_STRIDE) if audio.kind == "strided" else whisper_tokens(frames - BORDER, audio.pool)
 
 
 def fit_image(pixels: NDArray[np.uint8], vision: VisionConfig) -> NDArray[np.uint8]:
@@ -199,7 +205,7 @@ class _Parts:
         self.tokens: list[int] = []
         self.mask: list[int] = []
         self.images: list[NDArray[np.uint8]] = []
-        self.audio: list[NDArray[np.float16]] = []
+        self.audio: list[Mel] = []
         self.cells: list[tuple[int, float, int]] = []
 
     def add(self, tokens: Sequence[int], target: bool = False) -> None:

@@ -1,6 +1,11 @@
-"""Whisper's encoder (Radford et al. 2022) as Qwen2-Audio uses it: pooled by two and projected into the decoder."""
+"""Whisper's encoder (Radford et al. 2022) as Qwen2-Audio uses it: pooled by two and projected into the decoder.
+
+The position table, sinusoids in Whisper, is a parameter here as in its checkpoints; freeze it to keep it fixed.
+"""
 
 from __future__ import annotations
+
+import math
 
 import torch
 import torch.nn.functional as F
@@ -8,16 +13,20 @@ from torch import Tensor, nn
 
 from elasmo.config import AudioConfig
 from elasmo.model.clip import EncoderAttention
-
-BORDER = 2
-"""Frames after a clip that its last position sees through the convolutions."""
-SILENCE = 2.0
-"""Whisper's features of silence lie this far below a clip's highest value: 8 decades of power, divided by 4."""
+from elasmo.model.mel import BORDER
 
 
-def whisper_tokens(frames: int) -> int:
-    """Audio tokens of a clip of mel frames: a convolution of stride 2, then pairs averaged."""
-    return ((frames - 1) // 2 + 1 - 2) // 2 + 1
+def whisper_tokens(frames: int, pool: bool = True) -> int:
+    """Audio tokens of a clip of mel frames: a convolution of stride 2, then, with `pool`, pairs averaged."""
+    positions = (frames - 1) // 2 + 1
+    return positions // 2 if pool else positions
+
+
+def sinusoids(positions: int, hidden: int) -> Tensor:
+    """Whisper's position table before training, [positions, hidden]."""
+    rates = torch.exp(-math.log(10_000.0) / (hidden // 2 - 1) * torch.arange(hidden // 2))
+    angles = torch.arange(positions)[:, None] * rates
+    return torch.cat([angles.sin(), angles.cos()], dim=1)
 
 
 class WhisperLayer(nn.Module):
@@ -38,10 +47,10 @@ class WhisperLayer(nn.Module):
 
 
 class WhisperTower(nn.Module):
-    """Clips to one embedding for four mel frames.
+    """Clips to one embedding for four mel frames, or for two without pooling.
 
-    Whisper sees 30 seconds, silence after the clip. Masked attention over a shorter row gives the same, if the two
-    frames after a clip, which its last position sees through the convolutions, hold what silence would.
+    Whisper sees a window of fixed length, silence after the clip. Masked attention over a shorter row gives the same at
+    the clip's positions, since each clip brings the two frames that its last position sees beyond it (`mel.BORDER`).
     """
 
     def __init__(self, config: AudioConfig, out: int) -> None:
@@ -58,34 +67,32 @@ class WhisperTower(nn.Module):
         """Embeddings of the real positions of all clips, one after the other, [positions, out].
 
         Args:
-            mel: float32 [clips, frames, n_mels], zero beyond each clip.
-            lengths: int64 [clips], frames of each clip, at least 3.
+            mel: float32 [clips, frames, n_mels], each clip followed by its border frames.
+            lengths: int64 [clips], frames of each clip and its border.
 
         Raises:
             ValueError: a clip is longer than the position table.
         """
-        if mel.shape[1] > 2 * self.config.max_positions:
+        window = self.config.window_frames
+        if mel.shape[1] > window + BORDER:
             raise ValueError(
-                f"A clip has {mel.shape[1]} mel frames; at most {2 * self.config.max_positions} are allowed "
+                f"A clip has {mel.shape[1] - BORDER} mel frames; at most {window} are allowed "
                 "(2 x model.audio.max_positions)."
             )
-        frames = min(mel.shape[1] + BORDER + mel.shape[1] % 2, 2 * self.config.max_positions)
-        inside = torch.arange(frames, device=mel.device)[None, :] < lengths[:, None]
-        mel = F.pad(mel, (0, 0, 0, frames - mel.shape[1]))
-        highest = mel.masked_fill(~inside[:, :, None], float("-inf")).amax(dim=(1, 2))
-        mel = torch.where(inside[:, :, None], mel, (highest - SILENCE)[:, None, None])
-        x = F.gelu(self.conv1(mel.transpose(1, 2).to(self.conv1.weight.dtype)))
+        x = F.gelu(self.conv1(mel[:, :window].transpose(1, 2).to(self.conv1.weight.dtype)))
         x = F.gelu(self.conv2(x)).transpose(1, 2)
-        x = x + self.embed_positions.weight[: x.shape[1]]
-        positions = torch.arange(x.shape[1], device=x.device)[None, :]
-        real = positions < ((lengths - 1) // 2 + 1)[:, None]
+        positions = torch.arange(x.shape[1], device=x.device)
+        x = x + self.embed_positions(positions)
+        real = positions < (lengths[:, None] - BORDER + 1) // 2
         for layer in self.layers:
             x = layer(x, real[:, None, None, :])
-        pairs = x[:, : x.shape[1] // 2 * 2].unflatten(1, (-1, 2)).mean(dim=2)
-        kept = torch.arange(pairs.shape[1], device=x.device)[None, :] < _tokens(lengths)[:, None]
-        out: Tensor = self.projector(self.layer_norm(pairs[kept]))
+        if self.config.pool:
+            x = x[:, : x.shape[1] // 2 * 2].unflatten(1, (-1, 2)).mean(dim=2)
+        kept = positions[: x.shape[1]] < self.tokens(lengths)[:, None]
+        out: Tensor = self.projector(self.layer_norm(x[kept]))
         return out
 
-
-def _tokens(lengths: Tensor) -> Tensor:
-    return ((lengths - 1) // 2 + 1 - 2) // 2 + 1
+    def tokens(self, lengths: Tensor) -> Tensor:
+        """Embeddings of each clip, int64 [clips], for its frames and border [clips]."""
+        positions = (lengths - BORDER + 1) // 2
+        return positions // 2 if self.config.pool else positions
