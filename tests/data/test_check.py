@@ -17,6 +17,8 @@ FIELDS = {
     "age": RecordField(type="number", min=0, max=30, integer=True),
     "weight": RecordField(type="number", min=0.5),
     "coat": RecordField(type="category", categories=("black", "white"), nullable=True),
+    "note": RecordField(type="text", nullable=True),
+    "seen": RecordField(type="time", nullable=True),
 }
 CHECKS = Checks(FIELDS, LimitsConfig(image_pixels=100, audio_s=1.0), 22_050)
 
@@ -33,7 +35,12 @@ def check(kind: str, value: Any, **keys: Any) -> Any:
         ("string", "x", {}, "x"),
         ("string", None, {"nullable": True}, None),
         ("category", "b", {"categories": ["a", "b"]}, "b"),
-        ("record", '{"age": 3, "weight": 2}', {}, {"age": 3, "weight": 2.0, "coat": None}),
+        (
+            "record",
+            '{"age": 3, "weight": 2, "note": "", "seen": "2024-03-01"}',
+            {},
+            {"age": 3, "weight": 2.0, "coat": None, "note": "", "seen": "2024-03-01"},
+        ),
     ],
 )
 def test_landed_text_becomes_typed(kind: str, value: Any, keys: dict[str, Any], typed: Any) -> None:
@@ -57,6 +64,9 @@ def test_landed_text_becomes_typed(kind: str, value: Any, keys: dict[str, Any], 
         ("record", '{"age": true, "weight": 1}', {}, "record field age is True"),
         ("record", '{"age": 1}', {}, "record field weight is missing"),
         ("record", '{"age": 1, "weight": 1, "coat": "pink"}', {}, "it must be one of black, white"),
+        ("record", '{"age": 1, "weight": 1, "note": 2}', {}, "record field note is 2; it must be a string"),
+        ("record", '{"age": 1, "weight": 1, "seen": 2}', {}, "record field seen is 2; it must be a date or time such"),
+        ("record", '{"age": 1, "weight": 1, "seen": "noon"}', {}, "record field seen is 'noon'; it must be a date"),
         ("record", '{"age": 1, "weight": 1, "tail": 2}', {}, "record field 'tail' is unknown; fields are age"),
     ],
 )

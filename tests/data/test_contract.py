@@ -50,6 +50,8 @@ def test_a_missing_folder_is_refused(tmp_path: Path) -> None:
         ({"modalities": ["video"]}, "modalities.0 is 'video'"),
         ({"record": {"age": {"type": "number", "min": 3, "max": 1}}}, r"min=3.0 is above max=1.0"),
         ({"record": {"coat": {"type": "category"}}}, "a category needs `categories`"),
+        ({"record": {"note": {"type": "text", "max": 9}}}, "a text takes nullable and description, not min, max"),
+        ({"record": {"seen": {"type": "time", "categories": ["a"]}}}, "a time takes nullable and description"),
         ({"licences": []}, "licences is"),
         ({"source": "recipe"}, "a recipe source needs `tables`"),
         ({"splits": {"rows": {"concept": "id"}}}, "a files source has built-in tables"),

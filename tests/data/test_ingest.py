@@ -166,3 +166,29 @@ def test_progress_tells_of_each_layer_before_and_after(pets: Path, config: Confi
     told: list[tuple[str, bool]] = []
     ingest(config, pets, lambda layer, result: told.append((layer, result is not None)))
     assert told == [(layer, done) for layer in ("bronze", "silver", "gold") for done in (False, True)]
+
+
+def test_texts_and_times_reach_gold_typed_and_what_does_not_fit_is_quarantined(tmp_path: Path, config: Config) -> None:
+    fields = {"note": {"type": "text"}, "seen": {"type": "time", "nullable": True}}
+    records: list[dict[str, Any]] = [
+        {"note": "limps", "seen": "2024-03-01"},
+        {"note": "", "seen": "2024-03-02T12:00"},
+        {"note": "limps, and bites"},
+        {"note": "x", "seen": "yesterday"},
+        {"note": "y" * 300},
+    ]
+    rows: list[dict[str, Any] | str] = [
+        line(f"r{n}", {"table": record}, split="train") for n, record in enumerate(records)
+    ]
+    folder = write_dataset(tmp_path / "notes", rows, {}, {"record": fields})
+    result = ingest(config, folder)
+    assert {refusal.key: refusal.reason for refusal in result.refused}.keys() == {"rows.jsonl:4", "r4"}
+    gold = Gold.open(config.data.lake, folder)
+    note, seen = gold.processor().table_fields
+    assert (note.kind, seen.kind) == ("text", "time")
+    assert (seen.mean, seen.std) == pytest.approx((19_783.75, 0.75))
+    read = {row.key: row for row in gold.read(range(3))}
+    assert read["r1"].record == records[1]
+    assert read["r1"].encoded.cell_values.tolist() == [0.0, 19_784.0]
+    assert read["r1"].encoded.cell_details.tolist()[-1] == 43_200
+    assert read["r2"].encoded.cell_categories.tolist() == [0, -1]

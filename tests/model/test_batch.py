@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -25,6 +27,8 @@ def sample(seed: int, images: int = 0, clips: tuple[int, ...] = (), cells: int =
         np.arange(cells, dtype=np.int16),
         random.normal(size=cells).astype(np.float32),
         random.integers(-1, 3, cells).astype(np.int16),
+        random.integers(0, 99, 3 * (cells > 1)).astype(np.int32),
+        np.array([0, 0, 1][: 3 * (cells > 1)], np.int32),
     )
 
 
@@ -32,7 +36,16 @@ MIXED = [sample(0, images=2), sample(1, clips=(7, 12)), sample(2, cells=3, text=
 
 
 def assert_equal(left: Encoded, right: Encoded) -> None:
-    for name in ("tokens", "loss_mask", "images", "cell_fields", "cell_values", "cell_categories"):
+    for name in (
+        "tokens",
+        "loss_mask",
+        "images",
+        "cell_fields",
+        "cell_values",
+        "cell_categories",
+        "cell_details",
+        "cell_detail_of",
+    ):
         a, b = getattr(left, name), getattr(right, name)
         assert a.dtype == b.dtype and a.shape == b.shape and np.array_equal(a, b), name
     assert len(left.audio) == len(right.audio)
@@ -110,3 +123,22 @@ def test_to_moves_every_part() -> None:
     moved = collate(MIXED).to("meta")
     assert isinstance(moved, Batch)
     assert {x.device.type for x in vars(moved).values() if isinstance(x, torch.Tensor)} == {"meta"}
+
+
+def test_details_belong_to_the_same_cells_in_a_batch() -> None:
+    batch = collate(MIXED)
+    assert batch.cell_details.tolist() == [*MIXED[2].cell_details.tolist(), *MIXED[4].cell_details.tolist()]
+    assert batch.cell_detail_of.tolist() == [0, 0, 1, 3, 3, 4]
+
+
+def test_rows_written_before_details_and_whisper_are_read() -> None:
+    row = MIXED[1].to_row()
+    for name in ("audio_dtype", "cell_details", "cell_detail_of"):
+        del row[name]
+    assert_equal(Encoded.from_row(row), MIXED[1])
+
+
+def test_whispers_features_keep_their_precision() -> None:
+    original = dataclasses.replace(MIXED[1], audio=(np.array([[0.1, 0.2]], np.float32),))
+    (clip,) = Encoded.from_row(original.to_row()).audio
+    assert clip.dtype == np.float32 and np.array_equal(clip, original.audio[0])

@@ -19,6 +19,7 @@ from elasmo.model.tokenizer import AUDIO, IMAGE, TABLE
 from tests.serve.tiny import CONFIG, FIELDS, png, tiny_model, wav
 
 MODEL, PROCESSOR = tiny_model()
+NONE = torch.zeros(0, dtype=torch.int64)
 
 
 def ask(*segments: Segment, answer: str = "seven") -> Encoded:
@@ -64,7 +65,7 @@ def test_media_embeddings_stand_at_their_placeholders_in_order() -> None:
             clips += 1
         for field, value, category in zip(sample.cell_fields, sample.cell_values, sample.cell_categories, strict=True):
             cell = torch.tensor([int(field)]), torch.tensor([float(value)]), torch.tensor([int(category)])
-            pieces[TABLE].append(MODEL.table(*cell))
+            pieces[TABLE].append(MODEL.table(*cell, NONE, NONE))
             cells += 1
         wanted = MODEL.embed_tokens.weight[tokens.long()].clone()
         for token, values in pieces.items():

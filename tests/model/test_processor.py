@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from elasmo.config import LimitsConfig, VisionConfig
+from elasmo.config import LimitsConfig, ModelConfig, VisionConfig
+from elasmo.model.batch import Encoded
+from elasmo.model.cell import text_buckets
 from elasmo.model.media import MediaError
 from elasmo.model.mel import log_mel
 from elasmo.model.processor import Processor, ProcessorError, TableField, audio_tokens, fit_image
-from elasmo.model.sample import Audio, Image, Message, Table, Text
+from elasmo.model.sample import Audio, Image, Message, Table, Text, Value
 from elasmo.model.tokenizer import ASSISTANT, AUDIO, END, IMAGE, SPECIAL_TOKENS, SYSTEM, TABLE, USER
 from tests.serve.tiny import CONFIG, FIELDS, png, tiny_model, wav
 
@@ -185,3 +187,52 @@ def test_the_fingerprint_covers_what_shapes_the_features_and_nothing_else() -> N
     ]
     assert len({p.fingerprint() for p in [PROCESSOR, *different]}) == 5
     assert Processor(tokenizer, CONFIG, FIELDS).fingerprint() == PROCESSOR.fingerprint()
+
+
+TYPED = (
+    TableField("note", "text"),
+    TableField("age", "number", mean=40.0, std=10.0),
+    TableField("seen", "time", mean=19_000.0, std=100.0),
+)
+
+
+def typed(config: ModelConfig = CONFIG, **record: Value) -> Encoded:
+    processor = Processor(PROCESSOR.tokenizer, config, TYPED)
+    return processor.encode_chat([Message("user", (Table(record), Text("x"), Table({"note": "b"})))], LIMITS)
+
+
+def test_texts_and_times_become_details_of_their_cells() -> None:
+    encoded = typed(note="ab", age=50, seen="1970-01-03T00:01")
+    first, second = text_buckets("ab", 4096), text_buckets("b", 4096)
+    assert (encoded.tokens == TABLE).sum() == 6
+    assert encoded.cell_values.tolist() == [0, 1, 2, 0, 0, 0]
+    assert encoded.cell_categories.tolist() == [0, 0, 0, 0, -1, -1]
+    assert encoded.cell_details.tolist() == [*first, 60, *second]
+    assert encoded.cell_detail_of.tolist() == [*[0] * len(first), 2, *[3] * len(second)]
+
+
+@pytest.mark.parametrize(
+    ("record", "reason"),
+    [
+        ({"note": 3}, "Field 'note' is 3; it takes a text"),
+        ({"note": "é" * 129}, r"Field 'note' has 258 bytes of text; the model takes at most 256 \(model.table.text_"),
+        ({"seen": 3}, "Field 'seen' is 3; it takes an ISO 8601 date or time in a string"),
+        ({"seen": "noon"}, "Field 'seen' is 'noon'; it takes an ISO 8601 date or time such as 2024-03-01T12:30"),
+    ],
+)
+def test_texts_and_times_that_do_not_fit_are_refused(record: dict[str, Value], reason: str) -> None:
+    with pytest.raises(ProcessorError, match=reason):
+        typed(**record)
+
+
+def test_the_fingerprint_covers_the_kinds_of_towers_and_the_buckets_of_text() -> None:
+    assert CONFIG.vision and CONFIG.audio and CONFIG.table
+    buckets = CONFIG.model_copy(update={"table": CONFIG.table.model_copy(update={"text_buckets": 9})})
+    clip = CONFIG.model_copy(update={"vision": CONFIG.vision.model_copy(update={"kind": "clip"})})
+    full = CONFIG.model_copy(update={"vision": CONFIG.vision.model_copy(update={"kind": "clip", "select": "full"})})
+    whisper = CONFIG.model_copy(update={"audio": CONFIG.audio.model_copy(update={"kind": "whisper"})})
+    unpooled = CONFIG.model_copy(update={"audio": CONFIG.audio.model_copy(update={"kind": "whisper", "pool": False})})
+    kinds = [CONFIG, buckets, clip, full, whisper, unpooled]
+    assert len({Processor(PROCESSOR.tokenizer, config, TYPED).fingerprint() for config in kinds}) == len(kinds)
+    # Without a text field its settings change nothing.
+    assert Processor(PROCESSOR.tokenizer, buckets, FIELDS).fingerprint() == PROCESSOR.fingerprint()

@@ -209,6 +209,8 @@ class TableConfig(Section):
 
     hidden: Positive = 64
     frequencies: Positive = 8
+    text_buckets: Positive = Field(4096, description="text fields: embeddings that hashed n-grams share")
+    text_bytes: Positive = Field(256, description="text fields: longest text in UTF-8 bytes")
 
 
 class TokensConfig(Section):

@@ -12,6 +12,7 @@ from elasmo.config import LimitsConfig
 from elasmo.data.contract import Column, RecordField
 from elasmo.data.files import KINDS, inside
 from elasmo.data.quarantine import RowError
+from elasmo.model.cell import days_and_seconds
 from elasmo.model.media import MediaError, decode_audio, decode_image
 
 ROLES = ("system", "user", "assistant")
@@ -138,6 +139,22 @@ def category(name: str, value: Any, categories: tuple[str, ...]) -> str:
     return str(value)
 
 
+def text(name: str, value: Any) -> str:
+    """A text as it is."""
+    if not isinstance(value, str):
+        raise RowError(f"{name} is {_short(value)}; it must be a string")
+    return value
+
+
+def time(name: str, value: Any) -> str:
+    """An ISO 8601 date or time as it is."""
+    try:
+        days_and_seconds(value)
+    except (TypeError, ValueError):
+        raise RowError(f"{name} is {_short(value)}; it must be a date or time such as 2024-03-01T12:30") from None
+    return str(value)
+
+
 def _field(name: str, field: RecordField, value: Any) -> float | int | str | None:
     if value is None:
         if field.nullable:
@@ -145,6 +162,10 @@ def _field(name: str, field: RecordField, value: Any) -> float | int | str | Non
         raise RowError(f"record field {name} is missing")
     if field.type == "category":
         return category(f"record field {name}", value, field.categories)
+    if field.type == "text":
+        return text(f"record field {name}", value)
+    if field.type == "time":
+        return time(f"record field {name}", value)
     return number(f"record field {name}", value, field.min, field.max, field.integer)
 
 

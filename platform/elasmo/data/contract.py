@@ -39,9 +39,9 @@ class Licence(Part):
 
 
 class RecordField(Part):
-    """One field of the structured record: a number with a range, or one of a few categories."""
+    """One field of the structured record: a number with a range, one of a few categories, any text, or a time."""
 
-    type: Literal["number", "category"]
+    type: Literal["number", "category", "text", "time"]
     min: float | None = None
     max: float | None = None
     integer: bool = False
@@ -55,6 +55,8 @@ class RecordField(Part):
             raise ValueError("a category needs `categories`, the list of its values")
         if self.type == "number" and self.categories:
             raise ValueError("a number takes min and max, not categories")
+        if self.type in ("text", "time") and self.model_fields_set & {"min", "max", "integer", "categories"}:
+            raise ValueError(f"a {self.type} takes nullable and description, not min, max, integer or categories")
         if self.min is not None and self.max is not None and self.min > self.max:
             raise ValueError(f"min={self.min} is above max={self.max}")
         return self

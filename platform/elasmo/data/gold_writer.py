@@ -23,8 +23,9 @@ from elasmo.data.manifest import Snapshot, SnapshotWriter, canonical_hash, code_
 from elasmo.data.quarantine import Refusal, RowError, write_quarantine
 from elasmo.data.silver import Silver
 from elasmo.data.source import Source
-from elasmo.model import batch, media, mel, processor, tokenizer
+from elasmo.model import batch, cell, media, mel, processor, tokenizer
 from elasmo.model.batch import Encoded
+from elasmo.model.cell import DAY_S, days_and_seconds
 from elasmo.model.media import MediaError
 from elasmo.model.processor import Processor, ProcessorError, TableField
 from elasmo.model.sample import Audio, Image, Message, Segment, Table, Text
@@ -57,7 +58,7 @@ class Placed:
 
 def gold_fingerprint(silver: Snapshot, contract: Contract, config: Config, limits: LimitsConfig) -> str:
     """Hash of everything that gold is computed from."""
-    code = code_hash(sys.modules[__name__], gold, batch, media, mel, processor, tokenizer)
+    code = code_hash(sys.modules[__name__], gold, batch, cell, media, mel, processor, tokenizer)
     settings = [part.model_dump(mode="json") for part in (contract, config.model, limits)]
     return canonical_hash([code, silver.sha256, config.data.vocab_size, settings])
 
@@ -134,17 +135,26 @@ def place(drafts: Iterable[Draft], silver: Silver, modalities: Sequence[str], re
 
 
 def table_fields(train: Sequence[Placed], silver: Silver, contract: Contract) -> tuple[TableField, ...]:
-    """The record's fields, numbers with mean and standard deviation over the records of training samples."""
+    """The record's fields, numbers and times with mean and deviation over the records of training samples."""
     records = [record for sample in train for record in _records(sample.draft, silver)]
     fields = []
     for name, field in contract.record.items():
         if field.type == "category":
             fields.append(TableField(name, "category", field.categories))
             continue
-        values = np.array([record[name] for record in records if record.get(name) is not None], dtype=np.float64)
+        if field.type == "text":
+            fields.append(TableField(name, "text"))
+            continue
+        given = [record[name] for record in records if record.get(name) is not None]
+        values = np.array([_days(value) for value in given] if field.type == "time" else given, dtype=np.float64)
         mean, std = (float(values.mean()), float(values.std())) if len(values) else (0.0, 1.0)
-        fields.append(TableField(name, "number", mean=round(mean, 6), std=round(std, 6) or 1.0))
+        fields.append(TableField(name, field.type, mean=round(mean, 6), std=round(std, 6) or 1.0))
     return tuple(fields)
+
+
+def _days(time: str) -> float:
+    days, seconds = days_and_seconds(time)
+    return days + seconds / DAY_S
 
 
 def _placed(draft: Draft, silver: Silver, modalities: Sequence[str]) -> Placed:

@@ -24,7 +24,7 @@ from elasmo.data.draft import Ref, Split
 from elasmo.data.manifest import Snapshot, SnapshotWriter, canonical_hash, code_hash
 from elasmo.data.quarantine import Refusal, RowError, write_quarantine
 from elasmo.data.source import Row, Source
-from elasmo.model import media
+from elasmo.model import cell, media
 
 Kind = Literal["image", "audio", "record"]
 KIND_OF: dict[str, Kind] = {"image": "image", "audio": "audio", "record": "record"}
@@ -33,7 +33,7 @@ SCALARS = {"string": pa.string(), "integer": pa.int64(), "number": pa.float64(),
 
 def silver_fingerprint(bronze: Snapshot, contract: Contract, limits: LimitsConfig) -> str:
     """Hash of everything that silver is computed from."""
-    code = code_hash(sys.modules[__name__], check, media)
+    code = code_hash(sys.modules[__name__], check, cell, media)
     return canonical_hash([code, bronze.sha256, contract.model_dump(mode="json"), limits.model_dump(mode="json")])
 
 
@@ -228,7 +228,7 @@ def _arrow_type(column: Column, record: Mapping[str, RecordField]) -> pa.DataTyp
     if column.type == "record":
         return pa.struct(
             [
-                (n, pa.string() if f.type == "category" else pa.int64() if f.integer else pa.float64())
+                (n, pa.string() if f.type != "number" else pa.int64() if f.integer else pa.float64())
                 for n, f in record.items()
             ]
         )

@@ -125,6 +125,7 @@ def media_digests(prompt: Encoded, audio: AudioConfig | None) -> tuple[str, ...]
         found.append(("audio", clips[start], clip.tobytes()))
         start += audio_tokens(len(clip), audio)
     if len(cells):
-        parts = (prompt.cell_fields, prompt.cell_values, prompt.cell_categories)
+        names = ("cell_fields", "cell_values", "cell_categories", "cell_details", "cell_detail_of")
+        parts: list[NDArray[Any]] = [getattr(prompt, name) for name in names]
         found.append(("table", cells[0], b"".join(part.tobytes() for part in parts)))
     return tuple(f"{kind}@{at}:{hashlib.blake2b(data, digest_size=16).hexdigest()}" for kind, at, data in found)

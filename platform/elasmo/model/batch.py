@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import numpy as np
@@ -41,8 +41,10 @@ class Encoded:
         images: uint8 [images, size, size, channels].
         audio: log-mel frames [frames, n_mels] for each clip, float16, or float32 with border frames for Whisper.
         cell_fields: int16 [cells], field number of each table cell.
-        cell_values: float32 [cells], standardised number, 0 for categories and missing values.
-        cell_categories: int16 [cells], category number from 1; 0 for numbers, -1 for a missing value.
+        cell_values: float32 [cells], standardised number, or whole days since 1970 of a time; else 0.
+        cell_categories: int16 [cells], category number from 1; 0 for other kinds, -1 for a missing value.
+        cell_details: int32 [details], of a text the buckets of its n-grams, of a time its second of the day.
+        cell_detail_of: int32 [details], the cell in this sample that a detail belongs to.
     """
 
     tokens: NDArray[np.int32]
@@ -52,6 +54,8 @@ class Encoded:
     cell_fields: NDArray[np.int16]
     cell_values: NDArray[np.float32]
     cell_categories: NDArray[np.int16]
+    cell_details: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
+    cell_detail_of: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
 
     @classmethod
     def empty(cls) -> Self:
@@ -96,6 +100,8 @@ class Encoded:
             "cell_fields": self.cell_fields.tobytes(),
             "cell_values": self.cell_values.tobytes(),
             "cell_categories": self.cell_categories.tobytes(),
+            "cell_details": self.cell_details.tobytes(),
+            "cell_detail_of": self.cell_detail_of.tobytes(),
         }
 
     @classmethod
@@ -112,6 +118,8 @@ class Encoded:
             np.frombuffer(row["cell_fields"], np.int16),
             np.frombuffer(row["cell_values"], np.float32),
             np.frombuffer(row["cell_categories"], np.int16),
+            np.frombuffer(row.get("cell_details", b""), np.int32),
+            np.frombuffer(row.get("cell_detail_of", b""), np.int32),
         )
 
 
@@ -131,6 +139,8 @@ class Batch:
         mel: float32 [clips, frames, n_mels], padded with zeros.
         mel_lengths: int64 [clips], frames of each clip.
         cell_fields, cell_values, cell_categories: [cells], as in `Encoded`.
+        cell_details: int64 [details], as in `Encoded`.
+        cell_detail_of: int64 [details], the cell in this batch that a detail belongs to.
     """
 
     tokens: Tensor
@@ -144,6 +154,8 @@ class Batch:
     cell_fields: Tensor
     cell_values: Tensor
     cell_categories: Tensor
+    cell_details: Tensor
+    cell_detail_of: Tensor
 
     def to(self, device: torch.device | str) -> Batch:
         """The batch on another device."""
@@ -229,6 +241,7 @@ def _batch(
     mel = np.zeros((len(clips), max((len(c) for c in clips), default=0), clips[0].shape[1] if clips else 0), np.float32)
     for number, clip in enumerate(clips):
         mel[number, : len(clip)] = clip
+    first_cells = np.cumsum([0, *(len(sample.cell_fields) for sample in samples[:-1])])
     return Batch(
         tokens=torch.from_numpy(tokens),
         labels=torch.from_numpy(labels),
@@ -241,6 +254,10 @@ def _batch(
         cell_fields=_join([sample.cell_fields for sample in samples]).long(),
         cell_values=_join([sample.cell_values for sample in samples]),
         cell_categories=_join([sample.cell_categories for sample in samples]).long(),
+        cell_details=_join([sample.cell_details for sample in samples]).long(),
+        cell_detail_of=_join(
+            [sample.cell_detail_of + start for sample, start in zip(samples, first_cells, strict=True)]
+        ).long(),
     )
 
 

@@ -63,7 +63,7 @@ class MultimodalDecoder(nn.Module):
                 if parameter.ndim == 1:
                     parameter.fill_(1.0 if "norm" in name and name.endswith("weight") else 0.0)
                     continue
-                embedding = "embed_tokens" in name or "category" in name or "field" in name or "position" in name
+                embedding = any(part in name for part in ("embed_tokens", "category", "field", "position", "gram"))
                 by_row = embedding or ".experts." in name
                 fan_in = parameter.shape[-1] if by_row else parameter[0].numel()
                 into_residual = name.removesuffix(".weight").endswith(
@@ -150,9 +150,10 @@ class MultimodalDecoder(nn.Module):
 
     def _cells(self, batch: Batch) -> tuple[bool, tuple[Tensor, ...]]:
         cells = (batch.cell_fields, batch.cell_values, batch.cell_categories)
+        details = (batch.cell_details, batch.cell_detail_of)
         if len(batch.cell_fields):
-            return True, cells
-        return False, tuple(cell.new_zeros(1) for cell in cells)
+            return True, (*cells, *details)
+        return False, (*(cell.new_zeros(1) for cell in cells), *details)
 
 
 def make_vision_tower(config: VisionConfig, out: int) -> VisionTower | ClipVisionTower:

@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 from PIL import Image as Pillow
 from tokenizers import Tokenizer
 
-from elasmo.config import AudioConfig, LimitsConfig, ModelConfig, VisionConfig
+from elasmo.config import AudioConfig, LimitsConfig, ModelConfig, TableConfig, VisionConfig
 from elasmo.model.batch import Encoded
+from elasmo.model.cell import days_and_seconds, text_buckets
 from elasmo.model.media import MediaError, decode_audio, decode_image
 from elasmo.model.mel import BORDER, Mel, mel_features
 from elasmo.model.sample import Audio, Image, Message, Role, Segment, Text, Value
@@ -38,10 +39,15 @@ class ProcessorError(ValueError):
 
 @dataclass(frozen=True)
 class TableField:
-    """A field of the records a model knows: a number, standardised by mean and deviation, or one of some categories."""
+    """A field of the records a model knows.
+
+    Attributes:
+        kind: a number, one of some categories, any text, or an ISO 8601 date or time.
+        mean, std: by which a number is standardised; of a time, in days since 1970.
+    """
 
     name: str
-    kind: Literal["number", "category"]
+    kind: Literal["number", "category", "text", "time"]
     categories: tuple[str, ...] = ()
     mean: float = 0.0
     std: float = 1.0
@@ -112,6 +118,8 @@ class Processor:
             features.append([vision.kind, vision.tokens])
         if audio is not None and audio.kind != "strided":
             features.append([audio.kind, audio.pool, audio.max_positions])
+        if self.config.table is not None and any(field.kind == "text" for field in self.table_fields):
+            features.append(["text", self.config.table.text_buckets, self.config.table.text_bytes])
         described = [json.loads(self.tokenizer.to_str()), [asdict(field) for field in self.table_fields], features]
         return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
 
@@ -175,7 +183,8 @@ class Processor:
                 known = ", ".join(self._field_numbers)
                 raise ProcessorError(f"The record has an unknown field {name!r}; the model knows {known}.")
         for number, field in enumerate(self.table_fields):
-            value, category = _cell(field, record.get(field.name))
+            value, category, details = _cell(field, record.get(field.name), self.config.table)
+            parts.details += [(detail, len(parts.cells)) for detail in details]
             parts.cells.append((number, value, category))
         parts.add([TABLE] * len(self.table_fields))
 
@@ -207,6 +216,7 @@ class _Parts:
         self.images: list[NDArray[np.uint8]] = []
         self.audio: list[Mel] = []
         self.cells: list[tuple[int, float, int]] = []
+        self.details: list[tuple[int, int]] = []
 
     def add(self, tokens: Sequence[int], target: bool = False) -> None:
         self.tokens.extend(tokens)
@@ -214,6 +224,7 @@ class _Parts:
 
     def encoded(self) -> Encoded:
         fields, values, categories = zip(*self.cells, strict=True) if self.cells else ((), (), ())
+        details, detail_of = zip(*self.details, strict=True) if self.details else ((), ())
         return Encoded(
             tokens=np.array(self.tokens, np.int32),
             loss_mask=np.array(self.mask, np.uint8),
@@ -222,17 +233,37 @@ class _Parts:
             cell_fields=np.array(fields, np.int16),
             cell_values=np.array(values, np.float32),
             cell_categories=np.array(categories, np.int16),
+            cell_details=np.array(details, np.int32),
+            cell_detail_of=np.array(detail_of, np.int32),
         )
 
 
-def _cell(field: TableField, value: Value) -> tuple[float, int]:
-    """(standardised number, category number); (0, -1) where the value is missing."""
+def _cell(field: TableField, value: Value, table: TableConfig) -> tuple[float, int, Sequence[int]]:
+    """(value, category, details) as in `Encoded`; (0, -1, none) where the value is missing."""
     if value is None:
-        return 0.0, -1
+        return 0.0, -1, ()
     if field.kind == "number":
         if isinstance(value, str) or not math.isfinite(value):
             raise ProcessorError(f"Field {field.name!r} is {value!r}; it takes a finite number.")
-        return (float(value) - field.mean) / (field.std or 1.0), 0
-    if value not in field.categories:
-        raise ProcessorError(f"Field {field.name!r} is {value!r}; it takes one of {', '.join(field.categories)}.")
-    return 0.0, 1 + field.categories.index(str(value))
+        return (float(value) - field.mean) / (field.std or 1.0), 0, ()
+    if field.kind == "category":
+        if value not in field.categories:
+            raise ProcessorError(f"Field {field.name!r} is {value!r}; it takes one of {', '.join(field.categories)}.")
+        return 0.0, 1 + field.categories.index(str(value)), ()
+    if not isinstance(value, str):
+        wanted = "a text" if field.kind == "text" else "an ISO 8601 date or time in a string"
+        raise ProcessorError(f"Field {field.name!r} is {value!r}; it takes {wanted}.")
+    if field.kind == "time":
+        try:
+            days, seconds = days_and_seconds(value)
+        except ValueError:
+            raise ProcessorError(
+                f"Field {field.name!r} is {value!r}; it takes an ISO 8601 date or time such as 2024-03-01T12:30."
+            ) from None
+        return float(days), 0, (seconds,)
+    if (size := len(value.encode("utf-8", "replace"))) > table.text_bytes:
+        raise ProcessorError(
+            f"Field {field.name!r} has {size} bytes of text; the model takes at most {table.text_bytes} "
+            "(model.table.text_bytes)."
+        )
+    return 0.0, 0, text_buckets(value, table.text_buckets)

@@ -43,6 +43,7 @@ def share_media(batch: Batch, parts: int, part: int) -> Batch:
     images, clips, cells = (
         slice(*share(len(x), parts, part)) for x in (batch.images, batch.mel_lengths, batch.cell_fields)
     )
+    own = (batch.cell_detail_of >= cells.start) & (batch.cell_detail_of < cells.stop)
     return replace(
         batch,
         images=batch.images[images],
@@ -51,4 +52,6 @@ def share_media(batch: Batch, parts: int, part: int) -> Batch:
         cell_fields=batch.cell_fields[cells],
         cell_values=batch.cell_values[cells],
         cell_categories=batch.cell_categories[cells],
+        cell_details=batch.cell_details[own],
+        cell_detail_of=batch.cell_detail_of[own] - cells.start,
     )
