@@ -169,4 +169,4 @@ def test_memory_grows_with_the_sequence_and_not_with_its_square(kernel: Kernel, 
     short, long = peak_mib(kernel, 16_384, dtype), peak_mib(kernel, 65_536, dtype)
     assert 2 < long / short < 6  # four times the tokens
     whole = [peak_mib("naive", seq, dtype) for seq in (1024, 4096)]
-    assert whole[1] / whole[0] > 9 and whole[1] > long  # a sixteenth of the tokens, and more memory
+    assert whole[1] / whole[0] > 6 and whole[1] > long  # a sixteenth of the tokens, and more memory

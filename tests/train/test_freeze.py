@@ -112,6 +112,8 @@ def test_frozen_parts_survive_training_and_a_change_of_layout(
     "layout",
     [
         Layout(dp=2, zero_stage=3),
+        Layout(tp=2, tp_sequence=True),
+        pytest.param(Layout(tp=2, zero_stage=3), marks=pytest.mark.full),
         pytest.param(Layout(dp=2, zero_stage=0), marks=pytest.mark.full),
         pytest.param(Layout(sp=2, zero_stage=2), marks=pytest.mark.full),
         pytest.param(Layout(pp=2), marks=pytest.mark.full),

@@ -73,7 +73,8 @@ class PackedAttention:
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         kernel = self.kernel or choose_kernel(query.device.type, query.dtype, query.shape[3])
         if kernel == "by_block":
-            return block_attention(query, key, value, self.lengths)
+            mixed: Tensor = block_attention(query, key, value, self.lengths)
+            return mixed
         return self._flash(query, key, value) if kernel == "flash" else self._by_sample(query, key, value)
 
     def _by_sample(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:

@@ -148,7 +148,8 @@ def _blocks(width: int) -> Iterator[tuple[int, int]]:
 def _like(x: Tensor) -> Tensor:
     """Space with the layout in which the output projection reads tokens."""
     batch, heads, seq, size = x.shape
-    return x.new_empty(batch, seq, heads, size).transpose(1, 2)
+    out: Tensor = x.new_empty(batch, seq, heads, size).transpose(1, 2)
+    return out
 
 
 def _take(x: Tensor, group: _Group, pad: bool = True) -> Tensor:
@@ -178,7 +179,8 @@ class _Folded:
 
     def rows(self, first: int, last: int) -> Tensor:
         """Queries [kv_heads * samples, fold * rows, size] of a block."""
-        return self.query[:, :, :, first:last].flatten(2, 3).flatten(0, 1)
+        out: Tensor = self.query[:, :, :, first:last].flatten(2, 3).flatten(0, 1)
+        return out
 
     def probabilities(self, first: int, last: int) -> Tensor:
         """[kv_heads * samples, fold * rows, last]; keys behind the block are no part of it."""

@@ -104,11 +104,19 @@ def _with_gradient_rules(name: str, shard: Shard, mesh: Mesh, ends_tied: bool) -
 _CUT_BY_TP = (
     *(f"{name}_proj.weight" for name in ("q", "k", "v", "o", "gate", "up", "down")),
     *(f"{name}_proj.bias" for name in ("q", "k", "v", "gate", "up")),
+    *(f"{name}_proj.lora_b" for name in ("q", "k", "v", "gate", "up")),
+    *(f"{name}_proj.lora_a" for name in ("o", "down")),
     *(f"experts.{name}_proj" for name in ("gate", "up", "down")),
     "embed_tokens.weight",
     "lm_head.weight",
 )
-_ON_SHARDED_HEADS = ("q_norm.weight", "k_norm.weight", "mlp.gate.weight")
+_ON_SHARDED_HEADS = (
+    "q_norm.weight",
+    "k_norm.weight",
+    *(f"mlp.gate.{kind}" for kind in ("weight", "lora_a", "lora_b")),
+    *(f"{name}_proj.lora_a" for name in ("q", "k", "v", "gate", "up")),
+    *(f"{name}_proj.lora_b" for name in ("o", "down")),
+)
 """Whole on every tensor-parallel rank, but each rank's gradient comes from its own heads or channels."""
 
 

@@ -24,13 +24,11 @@ class Job:
         slots: micro-batch slots of a global batch.
         vocab_size: tokens of the vocabulary.
         bfloat16: whether weights are bfloat16 with float32 masters.
-        lora: whether adapters are trained.
     """
 
     slots: int
     vocab_size: int
     bfloat16: bool = False
-    lora: bool = False
 
 
 def refusals(layout: Layout, model: ModelConfig, job: Job) -> list[str]:
@@ -84,7 +82,7 @@ def legal_sizes(smallest: int, largest: int, train: TrainConfig, model: ModelCon
     Raises:
         LayoutError: there is none; gives the reason for the largest number that the cuts divide.
     """
-    job = Job(train.slots, vocab_size, train.dtype == "bfloat16", train.lora is not None)
+    job = Job(train.slots, vocab_size, train.dtype == "bfloat16")
     legal, reason = [], ""
     for ranks in range(smallest, largest + 1):
         try:
@@ -113,8 +111,6 @@ def _cuts(layout: Layout, model: ModelConfig, job: Job) -> Iterator[str]:
             yield f"tp={layout.tp} x sp={layout.sp} must divide {name}={count}: a rank attends with whole heads"
     if layout.tp > min(decoder.ffn, job.vocab_size):
         yield f"tp={layout.tp} exceeds ffn={decoder.ffn} or vocab_size={job.vocab_size}"
-    if job.lora and layout.tp > 1:
-        yield f"tp={layout.tp} with train.lora: adapters are not cut; train them with other cuts, or merge them"
     if layout.tp_sequence and layout.tp == 1:
         yield "tp_sequence needs tp of at least 2: it shards what tensor-parallel ranks would repeat"
 

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from elasmo.model.decoder import DecoderLayer, SwiGLU
+from elasmo.model.lora import LoraLinear
 from elasmo.model.moe import MoE
 from elasmo.parallel.collectives import copy_to, gather, reduce_from, reduce_scatter
 from elasmo.parallel.mesh import Group
@@ -48,9 +49,32 @@ class RowLinear(nn.Linear):
         made.leave = leave
         return made
 
+    def product(self, x: Tensor) -> Tensor:
+        """This rank's part of the sum."""
+        return F.linear(x, self.weight)
+
     def forward(self, x: Tensor) -> Tensor:
-        out = self.leave(F.linear(x, self.weight))
+        out = self.leave(self.product(x))
         return out if self.bias is None else out + self.bias
+
+
+class RowLoraLinear(RowLinear):
+    """A `RowLinear` with an adapter, whose first matrix is sharded like the weight: both outputs are summed at once."""
+
+    lora_a: nn.Parameter
+    lora_b: nn.Parameter
+    scale: float
+
+    @classmethod
+    def of(cls, linear: nn.Linear, leave: Move) -> RowLoraLinear:
+        """Takes over an already cut `LoraLinear`."""
+        made = super().of(linear, leave)
+        assert isinstance(made, RowLoraLinear) and isinstance(linear, LoraLinear)
+        made.lora_a, made.lora_b, made.scale = linear.lora_a, linear.lora_b, linear.scale
+        return made
+
+    def product(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight) + F.linear(F.linear(x, self.lora_a), self.lora_b) * self.scale
 
 
 class VocabEmbedding(nn.Module):
@@ -80,7 +104,9 @@ def cut_layer(layer: DecoderLayer, prefix: str, shards: dict[str, Shard], group:
 
     def rows(module: nn.Module, path: str, name: str) -> None:
         _cut_linear(getattr(module, name), f"{prefix}{path}.{name}", shards, 1, group)
-        setattr(module, name, RowLinear.of(getattr(module, name), out_of))
+        linear = getattr(module, name)
+        kind = RowLoraLinear if isinstance(linear, LoraLinear) else RowLinear
+        setattr(module, name, kind.of(linear, out_of))
 
     columns(layer.self_attn, "self_attn", "q_proj", "k_proj", "v_proj")
     rows(layer.self_attn, "self_attn", "o_proj")
@@ -121,6 +147,10 @@ def _cut_linear(linear: nn.Linear, name: str, shards: dict[str, Shard], dim: int
     cut(linear, "weight", shards, f"{name}.weight", dim, group.size, group.rank)
     if linear.bias is not None and dim == 0:
         cut(linear, "bias", shards, f"{name}.bias", 0, group.size, group.rank)
+    if isinstance(linear, LoraLinear):
+        # The matrix on the side that is cut; the other one, of few rows or columns, is whole on every rank.
+        side = "lora_b" if dim == 0 else "lora_a"
+        cut(linear, side, shards, f"{name}.{side}", dim, group.size, group.rank)
     linear.out_features, linear.in_features = linear.weight.shape
 
 
