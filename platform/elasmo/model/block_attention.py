@@ -157,7 +157,8 @@ def _take(x: Tensor, group: _Group, pad: bool = True) -> Tensor:
     taken = x[0].index_select(1, group.index)
     if not pad and group.real is not None:
         taken = taken.masked_fill(~group.real[None, :, None], 0.0)
-    return taken.unflatten(1, (-1, group.width))
+    out: Tensor = taken.unflatten(1, (-1, group.width))
+    return out
 
 
 def _put(out: Tensor, values: Tensor, group: _Group) -> None:
