@@ -30,15 +30,18 @@ from tests.serve.tiny import CONFIG, png, tiny_model, wav
 def payload() -> KVCachePayload:
     random = np.random.default_rng(0)
     layers = tuple(random.normal(size=(2, 5, 1, 8)).astype(np.float32) for _ in range(3))
-    envelope = KVEnvelope("model", "processor", "float32", LAYOUT, 3, 1, 8, 5, (), 42, 0, checksum(layers))
-    return KVCachePayload(envelope, layers)
+    latents = random.normal(size=(2, 8)).astype(np.float32)
+    envelope = KVEnvelope(
+        "model", "processor", "float32", LAYOUT, 3, 1, 8, 5, (), 2, 42, 0, checksum((*layers, latents))
+    )
+    return KVCachePayload(envelope, layers, latents)
 
 
 def test_arrays_are_pickled_out_of_band_without_a_copy() -> None:
     original = payload()
     buffers: list[pickle.PickleBuffer] = []
     data = pickle.dumps(original, protocol=5, buffer_callback=buffers.append)
-    assert len(data) < 2000 and len(buffers) == 3
+    assert len(data) < 2000 and len(buffers) == 4
     back = pickle.loads(data, buffers=buffers)
     assert back.envelope == original.envelope
     assert all(np.shares_memory(a, b) for a, b in zip(back.layers, original.layers, strict=True))
@@ -97,7 +100,7 @@ def test_media_digests_say_what_stands_where() -> None:
 
     def digests(image: bytes, seconds: float, age: float) -> tuple[str, ...]:
         segments = (Text("x"), Image(image), Audio(wav(seconds)), Table({"age": age}))
-        return media_digests(processor.encode_chat([Message("user", segments)], LimitsConfig()), CONFIG.audio)
+        return media_digests(processor.encode_chat([Message("user", segments)], LimitsConfig()), CONFIG)
 
     base = digests(png(8), 0.2, 1.0)
     assert [entry.split(":")[0].split("@")[0] for entry in base] == ["image", "audio", "table"]
@@ -105,14 +108,14 @@ def test_media_digests_say_what_stands_where() -> None:
     for changed, other in enumerate((digests(png(16), 0.2, 1.0), digests(png(8), 0.3, 1.0), digests(png(8), 0.2, 2.0))):
         same = [a.split(":")[1] == b.split(":")[1] for a, b in zip(base, other, strict=True)]
         assert same == [place != changed for place in range(3)]
-    assert media_digests(processor.encode_chat([Message("user", (Text("x"),))], LimitsConfig()), CONFIG.audio) == ()
+    assert media_digests(processor.encode_chat([Message("user", (Text("x"),))], LimitsConfig()), CONFIG) == ()
 
 
 def test_every_image_and_clip_has_its_place_and_digest() -> None:
     processor = tiny_model()[1]
     segments = (Image(png(8)), Image(png(16)), Audio(wav(0.1)), Text("x"), Audio(wav(0.3)), Image(png(8)))
     encoded = processor.encode_chat([Message("user", segments)], LimitsConfig())
-    found = [entry.replace("@", ":").split(":") for entry in media_digests(encoded, CONFIG.audio)]
+    found = [entry.replace("@", ":").split(":") for entry in media_digests(encoded, CONFIG)]
     clip = len(encoded.audio[0]) // 4 + (len(encoded.audio[0]) % 4 > 0)
     later = int(np.flatnonzero(encoded.tokens == AUDIO)[clip])
     last = int(np.flatnonzero(encoded.tokens == IMAGE)[8])

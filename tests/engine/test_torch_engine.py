@@ -45,7 +45,7 @@ def engine(config: EngineConfig = PAGES, model: MultimodalDecoder = MODEL) -> To
 
 
 @torch.no_grad()
-def without_cache(encoded: Encoded, params: SamplingParams) -> list[int]:
+def without_cache(encoded: Encoded, params: SamplingParams, model: MultimodalDecoder = MODEL) -> list[int]:
     """The oracle: the training forward pass over the whole sequence again for every token."""
     tokens: list[int] = []
     while len(tokens) < params.max_tokens and END not in tokens:
@@ -54,7 +54,7 @@ def without_cache(encoded: Encoded, params: SamplingParams) -> list[int]:
             tokens=np.concatenate([encoded.tokens, np.array(tokens, np.int32)]),
             loss_mask=np.zeros(len(encoded.tokens) + len(tokens), np.uint8),
         )
-        logits = MODEL(collate([longer]))[0, -1].numpy().copy()
+        logits = model(collate([longer]))[0, -1].numpy().copy()
         logits[NEVER_GENERATED] = -np.inf
         tokens.append(sample(logits, params, len(tokens)))
     return tokens
@@ -230,7 +230,7 @@ def test_a_request_id_runs_once() -> None:
 def damaged(payload: KVCachePayload) -> KVCachePayload:
     layers = tuple(layer.copy() for layer in payload.layers)
     layers[0][0, 0, 0, 0] += 1
-    return KVCachePayload(payload.envelope, layers)
+    return KVCachePayload(payload.envelope, layers, payload.latents)
 
 
 def test_kv_of_another_model_or_request_or_damaged_is_refused_and_holds_no_page() -> None:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from elasmo.config import (
     AudioConfig,
+    CrossAttentionConfig,
     DecoderConfig,
     LoraConfig,
     ModelConfig,
@@ -67,19 +68,26 @@ MODELS = {
         table=TableConfig(hidden=8, frequencies=2),
     ),
 }
+ATTENDING = MODELS["multimodal"].model_copy(
+    update={"fusion": "cross_attention", "cross_attention": CrossAttentionConfig(latents=3, resampler_layers=1)}
+)
+"""Flamingo's fusion."""
 TRAIN = TrainConfig(lr=0.005, weight_decay=0.1, grad_clip=0.3, eps=1e-3)
 """A large eps: with a small one Adam divides rounding errors of near-zero gradients by themselves."""
 
 
 def make_model(kind: str) -> MultimodalDecoder:
     """A model of a kind; with `+lora` it has adapters that are not zero, and nothing else is trained."""
-    model = MultimodalDecoder(MODELS[kind.removesuffix("+lora")], VOCAB, FIELDS)
+    config = ATTENDING if kind == "attending" else MODELS[kind.removesuffix("+lora")]
+    model = MultimodalDecoder(config, VOCAB, FIELDS)
     model.init_weights(3)
     with torch.no_grad():
         generator = torch.Generator().manual_seed(8)
-        for parameter in model.parameters():
+        for name, parameter in model.named_parameters():
             if parameter.ndim == 1:  # biases and norms that differ, so that a lost one shows
                 parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.2)
+            if name.endswith("_gate"):
+                parameter.fill_(0.8)
         if kind.endswith("+lora"):
             lora.add_adapters(model, LoraConfig(rank=3, targets=("q_proj", "o_proj", "up_proj")), 0)
             freeze(model, lora.FROZEN)
@@ -96,14 +104,15 @@ def sample(kind: str, random: np.random.Generator) -> Encoded:
         return [int(x) for x in random.integers(8, VOCAB, int(random.integers(2, 6)))]
 
     tokens, images, audio, cells = text(), [], [], 0  # type: list[int], list[Any], list[Any], int
-    for medium in random.choice(3, size=int(random.integers(0, 4)) if kind == "multimodal" else 0):
+    attending = kind == "attending"
+    for medium in random.choice(3, size=int(random.integers(0, 4)) if kind == "multimodal" or attending else 0):
         if medium == 0:
             images.append(random.integers(0, 255, (4, 4, 1)).astype(np.uint8))
-            tokens += [IMAGE] * VISION.tokens
+            tokens += [IMAGE] * (1 if attending else VISION.tokens)
         elif medium == 1:
             frames = int(random.integers(3, 11))
             audio.append(random.normal(size=(frames, 8)).astype(np.float16))
-            tokens += [AUDIO] * -(-frames // 4)
+            tokens += [AUDIO] * (1 if attending else -(-frames // 4))
         elif not cells:
             cells = 2
             tokens += [TABLE] * cells
@@ -166,12 +175,7 @@ def dense_run(kind: str, frozen: tuple[str, ...] = ()) -> DenseRun:
         optimizer.zero_grad()
         for samples in slots(kind, step):
             batch = pack(samples)
-            hidden = model.decoder(
-                model.embed(batch.tokens, model.encode(batch, every_tower=True)),
-                batch.positions,
-                batch.attention(),
-                batch.real(),
-            )
+            hidden = model.hidden(batch)
             wanted = batch.labels >= 0
             loss = F.cross_entropy(model.logits(hidden[wanted]), batch.labels[wanted], reduction="sum") / count
             total += float(loss.detach())

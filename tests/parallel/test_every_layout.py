@@ -38,6 +38,7 @@ COVERING = [
     ("multimodal", Layout(dp=3, zero_stage=2)),
     ("switch", Layout(sp=2, ep=2, zero_stage=0)),
     ("multimodal", Layout(pp=2, dp=2, zero_stage=1)),
+    ("attending", Layout(tp=2, sp=2, zero_stage=1)),
 ]
 """Every kind of cut, model and ZeRO stage at least once."""
 VARIANTS = [
@@ -57,6 +58,14 @@ VARIANTS = [
     ("moe", Layout(pp=2, tp=2, schedule="interleaved", chunks=2, tp_sequence=True, recompute="selective")),
     ("dense", Layout(pp=2, schedule="zero-bubble", chunks=2, tp=2, tp_sequence=True)),
     ("switch", Layout(pp=4, schedule="gpipe", zero_stage=0)),
+    ("attending", Layout(dp=2, tp=2, zero_stage=3)),
+    ("attending", Layout(tp=4, tp_sequence=True, zero_stage=2)),
+    ("attending", Layout(sp=4, recompute="selective")),
+    ("attending", Layout(dp=3, zero_stage=0, recompute="full")),
+    ("attending", Layout(pp=4, schedule="gpipe")),
+    ("attending", Layout(pp=2, tp=2, tp_sequence=True)),
+    ("attending", Layout(pp=2, sp=2, schedule="interleaved", chunks=2)),
+    ("attending", Layout(pp=2, dp=2, schedule="zero-bubble", chunks=2)),
 ]
 """Cuts and savings beside the enumerated dimensions."""
 
@@ -88,7 +97,7 @@ def name(value: object) -> str:
     return str(value).replace(" ", ",") if isinstance(value, str | Layout) else ""
 
 
-@pytest.mark.parametrize("kind", oracle.MODELS)
+@pytest.mark.parametrize("kind", [*oracle.MODELS, "attending"])
 def test_every_tensor_of_the_dense_run_has_a_gradient_worth_comparing(kind: str) -> None:
     for moments in oracle.dense_run(kind).moments:
         assert not [tensor for tensor, moment in moments.items() if not moment.norm() > 1e-6]

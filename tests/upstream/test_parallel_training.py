@@ -44,7 +44,8 @@ def share_of_gradient(rank: int, world: int) -> tuple[float, dict[str, NDArray[n
 def double_losses(model: ParallelModel, chosen: list[Encoded]) -> torch.Tensor:
     """Losses without the float32 in which the head scores."""
     batch = pack(chosen)
-    x = model.run(model.trained.decoder.layers, model.begin(batch, model.encode(batch)), batch)
+    media = model.encode(batch)
+    x = model.run(model.trained.decoder.layers, model.begin(batch, media), batch, media)
     wanted = batch.labels >= 0
     logits = model.trained.logits(model.trained.decoder.norm(x)[wanted])
     return torch.nn.functional.cross_entropy(logits, batch.labels[wanted], reduction="none")

@@ -4,6 +4,7 @@ from elasmo.config.load import ConfigError, dump, load
 from elasmo.config.tree import (
     AudioConfig,
     Config,
+    CrossAttentionConfig,
     DataConfig,
     DecoderConfig,
     EngineConfig,
@@ -29,6 +30,7 @@ __all__ = [
     "AudioConfig",
     "Config",
     "ConfigError",
+    "CrossAttentionConfig",
     "DataConfig",
     "DecoderConfig",
     "EngineConfig",

@@ -213,6 +213,20 @@ class TableConfig(Section):
     text_bytes: Positive = Field(256, description="text fields: longest text in UTF-8 bytes")
 
 
+class CrossAttentionConfig(Section):
+    """Fusion as in Flamingo: gated blocks in the decoder attend to a few latents of each image and clip."""
+
+    latents: Positive = Field(16, description="latents of an image or clip")
+    resampler_layers: Positive = 2
+    every: Positive = Field(2, description="every how many decoder layers, from the first, a block stands in front")
+    heads: Positive = 4
+    ffn: Positive | None = Field(None, description="of blocks and resamplers; decoder.ffn when null")
+
+    def has_block(self, layer: int) -> bool:
+        """Whether a block stands in front of a decoder layer."""
+        return layer % self.every == 0
+
+
 class TokensConfig(Section):
     """Token ids with a meaning of their own; an imported model brings its own."""
 
@@ -231,6 +245,23 @@ class ModelConfig(Section):
     vision: VisionConfig | None = VisionConfig()
     audio: AudioConfig | None = AudioConfig()
     table: TableConfig | None = TableConfig()
+    fusion: Literal["sequence", "cross_attention"] = Field(
+        "sequence",
+        description="sequence: media as tokens (LLaVA); cross_attention: one token an image or clip (Flamingo)",
+    )
+    cross_attention: CrossAttentionConfig = Field(CrossAttentionConfig(), description="fusion=cross_attention")
+
+    @property
+    def attends(self) -> bool:
+        """Whether images and clips are attended to instead of standing in the sequence."""
+        return self.fusion == "cross_attention"
+
+    @model_validator(mode="after")
+    def _divides(self) -> ModelConfig:
+        heads, hidden = self.cross_attention.heads, self.decoder.hidden
+        if self.attends and hidden % heads:
+            raise ValueError(f"cross_attention.heads={heads} must divide decoder.hidden={hidden}")
+        return self
 
 
 class WorkersConfig(Section):

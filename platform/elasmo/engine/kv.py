@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from elasmo.config import AudioConfig
+from elasmo.config import ModelConfig
 from elasmo.model.batch import Encoded
 from elasmo.model.processor import audio_tokens
 from elasmo.model.tokenizer import AUDIO, IMAGE, TABLE
@@ -36,6 +36,7 @@ class KVEnvelope:
         layout: order of dimensions.
         tokens: prompt tokens it covers.
         media_digests: `kind@first token:digest` of the media in the prompt.
+        latents: rows of its last image or clip that cross-attention blocks look at; 0 when there are none.
         first_token: the token sampled from the prompt.
         seed: of the request; later tokens are drawn from it.
         checksum: CRC-32 of the bytes.
@@ -50,6 +51,7 @@ class KVEnvelope:
     head_dim: int
     tokens: int
     media_digests: tuple[str, ...]
+    latents: int
     first_token: int
     seed: int
     checksum: int
@@ -57,10 +59,16 @@ class KVEnvelope:
 
 @dataclass(frozen=True)
 class KVCachePayload:
-    """Envelope and values: one array a layer, [2, tokens, kv_heads, head_dim], pickled without a copy."""
+    """Envelope and values, pickled without a copy.
+
+    Attributes:
+        layers: one array a layer, [2, tokens, kv_heads, head_dim].
+        latents: [latents, hidden], what every later token looks at by cross-attention.
+    """
 
     envelope: KVEnvelope
     layers: tuple[NDArray[Any], ...]
+    latents: NDArray[Any]
 
 
 def verify(envelope: KVEnvelope, **expected: Any) -> None:
@@ -85,15 +93,20 @@ def verify_values(payload: KVCachePayload) -> None:
     shape = (2, envelope.tokens, envelope.kv_heads, envelope.head_dim)
     if len(payload.layers) != envelope.layers or any(layer.shape != shape for layer in payload.layers):
         raise KVMismatchError(f"The KV cache is not {envelope.layers} layers of {shape}; prefill again.")
-    if checksum(payload.layers) != envelope.checksum:
+    if len(payload.latents) != envelope.latents:
+        raise KVMismatchError(
+            f"The KV cache has {len(payload.latents)} latents instead of {envelope.latents}; prefill again."
+        )
+    if checksum((*payload.layers, payload.latents)) != envelope.checksum:
         raise KVMismatchError("The KV cache differs from its checksum; prefill again.")
 
 
-def checksum(layers: Sequence[NDArray[Any]]) -> int:
-    """CRC-32 of the values, layer after layer."""
+def checksum(arrays: Sequence[NDArray[Any]]) -> int:
+    """CRC-32 of the values, array after array."""
     value = 0
-    for layer in layers:
-        value = zlib.crc32(np.ascontiguousarray(layer).data.cast("B"), value)
+    for array in arrays:
+        # An empty array's memory can't be cast.
+        value = zlib.crc32(np.ascontiguousarray(array).data.cast("B"), value) if array.size else value
     return value
 
 
@@ -113,7 +126,7 @@ def to_tensor(values: NDArray[Any], dtype: torch.dtype) -> Tensor:
     return tensor.view(torch.bfloat16) if dtype == torch.bfloat16 else tensor
 
 
-def media_digests(prompt: Encoded, audio: AudioConfig | None) -> tuple[str, ...]:
+def media_digests(prompt: Encoded, model: ModelConfig) -> tuple[str, ...]:
     """Which media stand where in a prompt; the records of a prompt have one digest together."""
     images, clips, cells = (np.flatnonzero(prompt.tokens == token) for token in (IMAGE, AUDIO, TABLE))
     found: list[tuple[str, int, bytes]] = []
@@ -121,9 +134,9 @@ def media_digests(prompt: Encoded, audio: AudioConfig | None) -> tuple[str, ...]
         found.append(("image", images[number * len(images) // len(prompt.images)], image.tobytes()))
     start = 0
     for clip in prompt.audio:
-        assert audio is not None  # a prompt with a clip was encoded for a model that takes clips
+        assert model.audio is not None  # a prompt with a clip was encoded for a model that takes clips
         found.append(("audio", clips[start], clip.tobytes()))
-        start += audio_tokens(len(clip), audio)
+        start += 1 if model.attends else audio_tokens(len(clip), model.audio)
     if len(cells):
         names = ("cell_fields", "cell_values", "cell_categories", "cell_details", "cell_detail_of")
         parts: list[NDArray[Any]] = [getattr(prompt, name) for name in names]

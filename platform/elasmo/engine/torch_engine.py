@@ -27,6 +27,7 @@ from elasmo.engine.kv import (
 from elasmo.engine.paged_attention import CapturingAttention, PagedAttention
 from elasmo.engine.sampling import SamplingParams, sample
 from elasmo.model.batch import Encoded, collate
+from elasmo.model.cross_attention import MediaContext, media_context
 from elasmo.model.multimodal import MultimodalDecoder
 from elasmo.model.tokenizer import END, NEVER_GENERATED
 
@@ -39,6 +40,7 @@ class _Sequence:
     length: int  # tokens in the cache
     tokens: list[int]  # generated so far; the last one is not in the cache yet
     replay: tuple[int, ...]
+    latents: Tensor  # [latents, hidden] that its tokens look at by cross-attention
     opened: bool = False  # its first token was put out
 
 
@@ -79,18 +81,22 @@ class TorchEngine:
         batch = collate([prompt]).to(self.device)
         attention = CapturingAttention()
         positions = torch.arange(len(prompt.tokens), device=self.device)[None]
-        hidden = self.model.decode(self.model.embed(batch.tokens, self.model.encode(batch)), positions, attention)
+        media = self.model.encode(batch)
+        context = self.model.context(batch.tokens, positions, media)
+        hidden = self.model.decode(self.model.embed(batch.tokens, media), positions, attention, context)
         first = self._sample(self.model.logits(hidden[0, -1]), params, 0)
         layers = tuple(to_array(layer) for layer in attention.layers)
+        latents = to_array(hidden.new_empty(0, 0) if context is None else context.last())
         envelope = KVEnvelope(
             **self._identity,
             tokens=len(prompt.tokens),
-            media_digests=media_digests(prompt, self.model.config.audio),
+            media_digests=media_digests(prompt, self.model.config),
+            latents=len(latents),
             first_token=first,
             seed=params.seed,
-            checksum=checksum(layers),
+            checksum=checksum((*layers, latents)),
         )
-        return KVCachePayload(envelope, layers)
+        return KVCachePayload(envelope, layers, latents)
 
     @torch.inference_mode()
     def admit(
@@ -120,8 +126,9 @@ class TorchEngine:
         if pages is None:
             raise EngineFull(f"The sequence needs {needed} KV pages, {self.blocks.free} are free.")
         self._write(payload, pages)
+        latents = to_tensor(payload.latents, self.dtype).to(self.device, copy=True)
         self._sequences[request_id] = _Sequence(
-            request_id, params, pages, envelope.tokens, [envelope.first_token], tuple(replay)
+            request_id, params, pages, envelope.tokens, [envelope.first_token], tuple(replay), latents
         )
 
     @torch.inference_mode()
@@ -185,8 +192,18 @@ class TorchEngine:
         lengths = torch.tensor([sequence.length for sequence in running], device=self.device)
         tokens = torch.tensor([[sequence.tokens[-1]] for sequence in running], device=self.device)
         attention = PagedAttention(self._pages, tables, lengths)
-        hidden = self.model.decode(self.model.embed_tokens(tokens), lengths[:, None], attention)
+        context = self._context(running)
+        hidden = self.model.decode(self.model.embed_tokens(tokens), lengths[:, None], attention, context)
         return self.model.logits(hidden[:, 0])
+
+    def _context(self, running: Sequence[_Sequence]) -> MediaContext | None:
+        """What the sequences' next tokens look at: each at its own prompt's last medium."""
+        looking = [number for number, sequence in enumerate(running) if len(sequence.latents)]
+        if not looking:
+            return None
+        medium = torch.zeros(len(running), 1, dtype=torch.int64, device=self.device)
+        medium[looking, 0] = torch.arange(1, len(looking) + 1, device=self.device)
+        return media_context(torch.stack([running[number].latents for number in looking]), medium)
 
     def _put_out(self, sequence: _Sequence) -> list[StepOutput]:
         """The sequence's newest token, unless it was sent before; a finished sequence leaves the engine."""

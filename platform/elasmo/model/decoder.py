@@ -7,8 +7,9 @@ from collections.abc import Iterable
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from elasmo.config import DecoderConfig
+from elasmo.config import CrossAttentionConfig, DecoderConfig
 from elasmo.model.attention import Attention
+from elasmo.model.cross_attention import GatedCrossAttention, MediaContext
 from elasmo.model.moe import MoE
 from elasmo.model.rope import rotary, rotate
 
@@ -60,10 +61,11 @@ class SwiGLU(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """Pre-norm attention and feed-forward, each added to the residual stream."""
+    """Pre-norm attention and feed-forward, each added to the residual stream; some layers look at media before that."""
 
-    def __init__(self, config: DecoderConfig, layer: int) -> None:
+    def __init__(self, config: DecoderConfig, layer: int, cross_attention: GatedCrossAttention | None = None) -> None:
         super().__init__()
+        self.cross_attention = cross_attention
         self.input_layernorm = nn.RMSNorm(config.hidden, config.norm_eps)
         self.self_attn = DecoderAttention(config, layer)
         self.post_attention_layernorm = nn.RMSNorm(config.hidden, config.norm_eps)
@@ -74,34 +76,70 @@ class DecoderLayer(nn.Module):
             else SwiGLU(config.hidden, config.ffn, config.mlp_bias)
         )
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attention: Attention, real: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        attention: Attention,
+        real: Tensor | None = None,
+        context: MediaContext | None = None,
+    ) -> Tensor:
         """[batch, seq, hidden] -> [batch, seq, hidden]; `real` bool [batch, seq] is false at padding."""
+        if self.cross_attention is not None and context is not None:
+            x = self.cross_attention(x, context)
         x = x + self.self_attn(self.input_layernorm(x), cos, sin, attention)
         out: Tensor = x + self.mlp(self.post_attention_layernorm(x), real)
         return out
 
 
 class Decoder(nn.Module):
-    """The stack of layers between embeddings and logits."""
+    """The stack of layers between embeddings and logits.
 
-    def __init__(self, config: DecoderConfig) -> None:
+    Args:
+        cross_attention: blocks that look at media, when the model has them.
+    """
+
+    def __init__(self, config: DecoderConfig, cross_attention: CrossAttentionConfig | None = None) -> None:
         super().__init__()
         self.config = config
-        self.layers = nn.ModuleList(DecoderLayer(config, layer) for layer in range(config.layers))
+        self.layers = nn.ModuleList(
+            DecoderLayer(config, layer, _media_block(config, cross_attention, layer)) for layer in range(config.layers)
+        )
         self.norm = nn.RMSNorm(config.hidden, config.norm_eps)
 
     def forward(
-        self, embeddings: Tensor, positions: Tensor, attention: Attention, real: Tensor | None = None
+        self,
+        embeddings: Tensor,
+        positions: Tensor,
+        attention: Attention,
+        real: Tensor | None = None,
+        context: MediaContext | None = None,
     ) -> Tensor:
         """Hidden states [batch, seq, hidden] of embeddings [batch, seq, hidden] at integer positions [batch, seq]."""
-        out: Tensor = self.norm(self.run(self.layers, embeddings, positions, attention, real))
+        out: Tensor = self.norm(self.run(self.layers, embeddings, positions, attention, real, context))
         return out
 
     def run(
-        self, layers: Iterable[nn.Module], x: Tensor, positions: Tensor, attention: Attention, real: Tensor | None
+        self,
+        layers: Iterable[nn.Module],
+        x: Tensor,
+        positions: Tensor,
+        attention: Attention,
+        real: Tensor | None,
+        context: MediaContext | None,
     ) -> Tensor:
         """Some of the layers, before the last norm."""
         cos, sin = rotary(positions, self.config.head_size, self.config.rope_theta, self.config.rope_scaling)
         for layer in layers:
-            x = layer(x, cos, sin, attention, real)
+            x = layer(x, cos, sin, attention, real, context)
         return x
+
+
+def _media_block(
+    config: DecoderConfig, cross_attention: CrossAttentionConfig | None, layer: int
+) -> GatedCrossAttention | None:
+    if cross_attention is None or not cross_attention.has_block(layer):
+        return None
+    mlp = SwiGLU(config.hidden, cross_attention.ffn or config.ffn)
+    return GatedCrossAttention(config.hidden, cross_attention.heads, mlp, config.norm_eps)

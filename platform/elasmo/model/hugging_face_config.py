@@ -73,6 +73,8 @@ def to_hugging_face(config: ModelConfig, vocab_size: int) -> dict[str, Any]:
     """
     if config.table is not None:
         raise HuggingFaceError("model.table is set; transformers has no table tower, train without it to export.")
+    if config.attends:
+        raise HuggingFaceError("model.fusion=cross_attention has no architecture in transformers; train with sequence.")
     if config.vision is not None and config.audio is not None:
         raise HuggingFaceError("model.vision and model.audio are both set; transformers has no such model of these.")
     text = _text(config, vocab_size)

@@ -1,4 +1,4 @@
-"""The one model that is trained and served: media towers whose embeddings stand in the decoder's sequence."""
+"""The one model that is trained and served: media towers in front of a decoder, in its sequence or attended to."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from elasmo.model.attention import Attention
 from elasmo.model.audio import AudioTower
 from elasmo.model.batch import Batch
 from elasmo.model.clip import ClipVisionTower
+from elasmo.model.cross_attention import MediaContext, last_medium, media_context
 from elasmo.model.decoder import Decoder
 from elasmo.model.processor import TableField
+from elasmo.model.resampler import PerceiverResampler
 from elasmo.model.table import TableTower
 from elasmo.model.vision import VisionTower
 from elasmo.model.whisper import WhisperTower, sinusoids
@@ -36,7 +38,12 @@ class TokenEmbedding(nn.Embedding):
 
 
 class MultimodalDecoder(nn.Module):
-    """Vision, audio and table towers in front of one token decoder, fused as in LLaVA: media as tokens."""
+    """Vision, audio and table towers in front of one token decoder.
+
+    Fused in sequence, as in LLaVA, every embedding stands at the place of a token. Fused by cross-attention, as in
+    Flamingo, images and clips are resampled to latents that some decoder layers attend to, and one token stands where
+    each was; a table's cells, which are few, stay in the sequence.
+    """
 
     def __init__(self, config: ModelConfig, vocab_size: int, table_fields: Sequence[TableField] = ()) -> None:
         super().__init__()
@@ -48,7 +55,9 @@ class MultimodalDecoder(nn.Module):
         self.audio = make_audio_tower(config.audio, hidden) if config.audio is not None else None
         has_table = config.table is not None and len(table_fields) > 0
         self.table = TableTower(config.table, table_fields, hidden) if has_table and config.table else None
-        self.decoder = Decoder(config.decoder)
+        self.vision_resampler = self._resampler() if self.vision is not None else None
+        self.audio_resampler = self._resampler() if self.audio is not None else None
+        self.decoder = Decoder(config.decoder, config.cross_attention if config.attends else None)
         self.lm_head = None if config.decoder.tie_embeddings else nn.Linear(hidden, vocab_size, bias=False)
 
     def init_weights(self, seed: int) -> None:
@@ -83,16 +92,34 @@ class MultimodalDecoder(nn.Module):
         """
         tokens = self.config.tokens
         towers = (
-            (tokens.image, self.vision, self._images(batch)),
-            (tokens.audio, self.audio, self._audio(batch)),
-            (tokens.table, self.table, self._cells(batch)),
+            (tokens.image, self.vision, self.vision_resampler, self._images(batch)),
+            (tokens.audio, self.audio, self.audio_resampler, self._audio(batch)),
+            (tokens.table, self.table, None, self._cells(batch)),
         )
         media: Media = {}
-        for token, tower, (present, inputs) in towers:
+        for token, tower, resampler, (present, inputs) in towers:
             if tower is not None and (present or every_tower):
-                values = tower(*inputs).flatten(0, -2)
+                values = tower(*inputs)
+                if resampler is not None:
+                    values = resampler(*self._by_medium(values, *inputs[1:]))
+                values = values.flatten(0, -2)
                 media[token] = values if present else values[:0]
         return media
+
+    def context(self, tokens: Tensor, positions: Tensor, media: Media) -> MediaContext | None:
+        """What cross-attention blocks look at, of int64 tokens and positions [batch, seq]; None when media stand in it.
+
+        Raises:
+            ValueError: the tokens have not as many placeholders of a medium as its tower made latents for.
+        """
+        each = self.config.cross_attention.latents
+        attended = {token: values.unflatten(0, (-1, each)) for token, values in media.items() if self._attends(token)}
+        if not attended:
+            return None
+        counts = {token: len(values) for token, values in attended.items()}
+        for token, count in counts.items():
+            check_places(int((tokens == token).sum()), count, token, self.config.tokens)
+        return media_context(torch.cat(list(attended.values())), last_medium(tokens, positions, counts))
 
     def embed(self, tokens: Tensor, media: Media) -> Tensor:
         """Token embeddings [batch, seq, hidden] of int64 [batch, seq], with media embeddings in their places.
@@ -100,11 +127,17 @@ class MultimodalDecoder(nn.Module):
         Raises:
             ValueError: the tokens have not as many placeholders of a medium as its tower made embeddings.
         """
-        return place_media(self.embed_tokens(tokens), tokens, media, self.config.tokens)
+        return place_media(self.embed_tokens(tokens), tokens, self.in_sequence(media), self.config.tokens)
 
-    def decode(self, embeddings: Tensor, positions: Tensor, attention: Attention) -> Tensor:
+    def in_sequence(self, media: Media) -> Media:
+        """The media whose embeddings stand in the decoder's sequence."""
+        return {token: values for token, values in media.items() if not self._attends(token)}
+
+    def decode(
+        self, embeddings: Tensor, positions: Tensor, attention: Attention, context: MediaContext | None = None
+    ) -> Tensor:
         """Hidden states [batch, seq, hidden] of embeddings at integer positions [batch, seq]."""
-        out: Tensor = self.decoder(embeddings, positions, attention)
+        out: Tensor = self.decoder(embeddings, positions, attention, context=context)
         return out
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -123,8 +156,9 @@ class MultimodalDecoder(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         """Logits [batch, seq, vocab]."""
-        embeddings = self.embed(batch.tokens, self.encode(batch))
-        return self.logits(self.decode(embeddings, batch.positions, batch.attention()))
+        media = self.encode(batch)
+        context = self.context(batch.tokens, batch.positions, media)
+        return self.logits(self.decode(self.embed(batch.tokens, media), batch.positions, batch.attention(), context))
 
     def target_losses(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """`score` of a whole forward pass.
@@ -132,9 +166,39 @@ class MultimodalDecoder(nn.Module):
         Every tower runs, in evaluation too: under ZeRO 3 a rank that skipped one would leave the others waiting for
         its shard.
         """
-        embeddings = self.embed(batch.tokens, self.encode(batch, every_tower=True))
-        hidden = self.decoder(embeddings, batch.positions, batch.attention(), batch.real())
-        return self.score(hidden, batch.labels)
+        return self.score(self.hidden(batch), batch.labels)
+
+    def hidden(self, batch: Batch) -> Tensor:
+        """Hidden states [batch, seq, hidden] of a whole forward pass in which every tower runs."""
+        media = self.encode(batch, every_tower=True)
+        context = self.context(batch.tokens, batch.positions, media)
+        embeddings = self.embed(batch.tokens, media)
+        out: Tensor = self.decoder(embeddings, batch.positions, batch.attention(), batch.real(), context)
+        return out
+
+    def _attends(self, token: int) -> bool:
+        return self.config.attends and token != self.config.tokens.table
+
+    def _resampler(self) -> PerceiverResampler | None:
+        config, decoder = self.config.cross_attention, self.config.decoder
+        if not self.config.attends:
+            return None
+        ffn = config.ffn or decoder.ffn
+        return PerceiverResampler(decoder.hidden, config.latents, config.resampler_layers, config.heads, ffn)
+
+    def _by_medium(self, values: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Embeddings padded to [media, positions, hidden], and bool [media, positions], false at padding.
+
+        Args:
+            values: [images, positions, hidden], or [positions, hidden] of clips of `lengths` mel frames.
+        """
+        if lengths is None:
+            return values, torch.ones(values.shape[:2], dtype=torch.bool, device=values.device)
+        assert self.audio is not None  # lengths are those of clips
+        counts = self.audio.tokens(lengths)
+        real = torch.arange(int(counts.max()), device=values.device) < counts[:, None]
+        padded = values.new_zeros(*real.shape, values.shape[-1])
+        return padded.masked_scatter(real[:, :, None], values), real
 
     def _images(self, batch: Batch) -> tuple[bool, tuple[Tensor, ...]]:
         if len(batch.images) or self.vision is None:
@@ -174,14 +238,19 @@ def place_media(x: Tensor, tokens: Tensor, media: Media, ids: TokensConfig) -> T
     """
     for token, values in media.items():
         place = tokens == token
-        if (count := int(place.sum())) != len(values):
-            medium = {ids.image: "<|image|>", ids.audio: "<|audio|>", ids.table: "<|table|>"}[token]
-            raise ValueError(
-                f"The batch has {count} placeholders {medium} for {len(values)} embeddings; it was "
-                "encoded for a model with other image, audio or table settings."
-            )
+        check_places(int(place.sum()), len(values), token, ids)
         x = x.masked_scatter(place[:, :, None], values.to(x.dtype))
     return x
+
+
+def check_places(places: int, values: int, token: int, ids: TokensConfig) -> None:
+    """Raises ValueError when a batch has more or fewer placeholders of a medium than there are values for them."""
+    if places != values:
+        medium = {ids.image: "<|image|>", ids.audio: "<|audio|>", ids.table: "<|table|>"}[token]
+        raise ValueError(
+            f"The batch has {places} placeholders {medium} for {values} embeddings; it was "
+            "encoded for a model with other image, audio or table settings."
+        )
 
 
 def at_targets(

@@ -118,6 +118,8 @@ class Processor:
             features.append([vision.kind, vision.tokens])
         if audio is not None and audio.kind != "strided":
             features.append([audio.kind, audio.pool, audio.max_positions])
+        if self.config.attends:
+            features.append("cross_attention")
         if self.config.table is not None and any(field.kind == "text" for field in self.table_fields):
             features.append(["text", self.config.table.text_buckets, self.config.table.text_bytes])
         described = [json.loads(self.tokenizer.to_str()), [asdict(field) for field in self.table_fields], features]
@@ -160,7 +162,7 @@ class Processor:
             if vision is None:
                 raise ProcessorError("This model takes no images (model.vision is null); leave the image out.")
             parts.images.append(fit_image(decode_image(segment.data, limits), vision))
-            parts.add([IMAGE] * vision.tokens)
+            parts.add([IMAGE] * (1 if self.config.attends else vision.tokens))
         elif isinstance(segment, Audio):
             audio = self.config.audio
             if audio is None:
@@ -171,7 +173,7 @@ class Processor:
                 raise MediaError(f"The audio lasts {seconds:.2f} s; the model takes at most {audio.max_s:g} s.")
             mel = mel_features(samples, audio)
             parts.audio.append(mel)
-            parts.add([AUDIO] * audio_tokens(len(mel), audio))
+            parts.add([AUDIO] * (1 if self.config.attends else audio_tokens(len(mel), audio)))
         else:
             self._encode_record(segment.record, parts)
 

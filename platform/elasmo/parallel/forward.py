@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from torch import Tensor, nn
 
 from elasmo.model.batch import Batch
+from elasmo.model.cross_attention import MediaContext
 from elasmo.model.moe import MoE
 from elasmo.model.multimodal import Media, MultimodalDecoder, at_targets, place_media
 from elasmo.parallel import encoders
@@ -32,8 +33,8 @@ class ParallelModel(nn.Module):
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """The whole model without a pipeline: losses float32 [1, own tokens] and correctness of this rank's tokens."""
-        x = self.begin(batch, self.encode(batch))
-        x = self.run(self.trained.decoder.layers, x, batch)
+        media = self.encode(batch)
+        x = self.run(self.trained.decoder.layers, self.begin(batch, media), batch, media)
         return self.end(x, batch)
 
     def encode(self, batch: Batch) -> Media:
@@ -52,19 +53,35 @@ class ParallelModel(nn.Module):
         here = tokens.chunk(tp.size, dim=1)[tp.rank] if layout.tp_sequence else tokens
         start = self.mesh.sp.rank * tokens.shape[1] + (tp.rank * here.shape[1] if layout.tp_sequence else 0)
         own_media = {}
-        for token, values in media.items():
+        for token, values in self.trained.in_sequence(media).items():
             before = int((batch.tokens[0, :start] == token).sum())
             own_media[token] = values[before : before + int((here == token).sum())]
         return place_media(x, here, own_media, self.trained.config.tokens)
 
-    def run(self, layers: Iterable[nn.Module], x: Tensor, batch: Batch) -> Tensor:
+    def run(self, layers: Iterable[nn.Module], x: Tensor, batch: Batch, media: Media) -> Tensor:
         """Some layers [1, own tokens, hidden] -> the same."""
         attention = batch.attention()
         if self.mesh.sp.size > 1:
             attention = UlyssesAttention(attention, self.mesh.sp)
         real = batch.real()
         own_real = None if real is None else self.own(real)
-        return self.trained.decoder.run(layers, x, self.own(batch.positions), attention, own_real)
+        context = self.context(batch, media)
+        return self.trained.decoder.run(layers, x, self.own(batch.positions), attention, own_real, context)
+
+    def context(self, batch: Batch, media: Media) -> MediaContext | None:
+        """What this rank's tokens look at by cross-attention: latents whole, of the slot's tokens its own."""
+        whole = self.trained.context(batch.tokens, batch.positions, media)
+        if whole is None:
+            return None
+        tp = self.mesh.tp
+        reached = self.own(whole.reached)
+        if self.mesh.layout.tp_sequence:
+            # Each tensor-parallel rank has its own tokens between blocks, and so a gradient of its own.
+            return MediaContext(whole.latents, self._own_rows(whole.mask), reached.chunk(tp.size, dim=1)[tp.rank])
+        return MediaContext(copy_to(whole.latents, tp), self._own_rows(whole.mask), reached)
+
+    def _own_rows(self, mask: Tensor) -> Tensor:
+        return mask.chunk(self.mesh.sp.size)[self.mesh.sp.rank]
 
     def end(self, x: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """The last stage's output: losses float32 [1, own tokens] and correctness."""

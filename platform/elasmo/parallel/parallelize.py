@@ -18,7 +18,7 @@ from elasmo.parallel.sequence import TokensOverRanks
 from elasmo.parallel.shards import Dim, Shard, cut, whole
 from elasmo.parallel.tensor import VocabEmbedding, cut_layer
 
-TOWERS = ("vision.", "audio.", "table.")
+TOWERS = ("vision.", "vision_resampler.", "audio.", "audio_resampler.", "table.")
 
 
 def parallelize(model: MultimodalDecoder, mesh: Mesh, stages: Sequence[range]) -> dict[str, Shard]:

@@ -144,13 +144,14 @@ class Stage(nn.Module):
         self.layers = [str(layer) for layer in layers]
         self.is_first, self.is_last = number == 0, number == stages - 1
         self.stages = stages
+        self.media: Sequence[Media] = ()
         self.outputs: list[Output] = []
 
     @property
     def model(self) -> ParallelModel:
         return self._held[0]
 
-    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
+    def parameters(self, recurse: bool = True) -> Iterator[Tensor]:  # type: ignore[override]
         """What the stage computes with: a zero-bubble schedule computes these gradients apart from its input's."""
         trained = self.model.trained
         layers: Any = trained.decoder.layers
@@ -158,6 +159,8 @@ class Stage(nn.Module):
         used += [trained.embed_tokens] if self.is_first else []
         used += [trained.decoder.norm, trained.lm_head or trained.embed_tokens] if self.is_last else []
         yield from {p: None for module in used for p in module.parameters() if p.requires_grad}
+        if trained.config.attends:  # a stage behind the first looks at media too
+            yield from (values for media in self.media for values in media.values() if values.requires_grad)
 
     def load(self, micros: Sequence[MicroBatch], media: Sequence[Media], check: Callable[[int, Tensor], None]) -> None:
         """Lays out the micro-batches of a step, which the schedule then names by number."""
@@ -172,7 +175,7 @@ class Stage(nn.Module):
         if self.is_first:
             x = self.model.begin(micro.batch, self.media[at])
         layers: Any = self.model.trained.decoder.layers
-        x = self.model.run([layers[name] for name in self.layers], x, micro.batch)
+        x = self.model.run([layers[name] for name in self.layers], x, micro.batch, self.media[at])
         if not self.is_last:
             return x
         losses, correct = self.model.end(x, micro.batch)

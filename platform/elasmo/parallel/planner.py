@@ -111,6 +111,8 @@ def _cuts(layout: Layout, model: ModelConfig, job: Job) -> Iterator[str]:
             yield f"tp={layout.tp} x sp={layout.sp} must divide {name}={count}: a rank attends with whole heads"
     if layout.tp > min(decoder.ffn, job.vocab_size):
         yield f"tp={layout.tp} exceeds ffn={decoder.ffn} or vocab_size={job.vocab_size}"
+    if model.attends and model.cross_attention.heads % layout.tp:
+        yield f"tp={layout.tp} must divide cross_attention.heads={model.cross_attention.heads}"
     if layout.tp_sequence and layout.tp == 1:
         yield "tp_sequence needs tp of at least 2: it shards what tensor-parallel ranks would repeat"
 

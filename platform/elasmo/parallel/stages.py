@@ -5,18 +5,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 
-from elasmo.config import DecoderConfig
+from elasmo.config import CrossAttentionConfig, DecoderConfig
 
 
-def layer_costs(config: DecoderConfig) -> list[float]:
-    """Multiply-adds a token of each layer's matrices; attention over the context, equal in all layers, is left out."""
+def layer_costs(config: DecoderConfig, cross_attention: CrossAttentionConfig | None = None) -> list[float]:
+    """Multiply-adds a token of each layer's matrices; attention over the context, equal in all layers, is left out.
+
+    Args:
+        cross_attention: blocks in front of some layers, when the model has them.
+    """
     width = config.head_size * (2 * config.heads + 2 * config.kv_heads)
     costs = []
     for layer in range(config.layers):
         moe = config.moe if config.moe is not None and config.moe.has_experts(layer) else None
         ffn = config.ffn if moe is None else moe.top_k * moe.ffn
         router = 0 if moe is None else moe.experts
-        costs.append(float(config.hidden * (width + 3 * ffn + router)))
+        cost = config.hidden * (width + 3 * ffn + router)
+        if cross_attention is not None and cross_attention.has_block(layer):
+            # Of queries and outputs; keys and values are of latents, which are few.
+            cost += config.hidden * (2 * config.hidden + 3 * (cross_attention.ffn or config.ffn))
+        costs.append(float(cost))
     return costs
 
 

@@ -108,17 +108,27 @@ def cut_layer(layer: DecoderLayer, prefix: str, shards: dict[str, Shard], group:
         kind = RowLoraLinear if isinstance(linear, LoraLinear) else RowLinear
         setattr(module, name, kind.of(linear, out_of))
 
-    columns(layer.self_attn, "self_attn", "q_proj", "k_proj", "v_proj")
-    rows(layer.self_attn, "self_attn", "o_proj")
-    layer.self_attn.register_forward_pre_hook(_on_input(into))
+    def attention(module: nn.Module, path: str) -> None:
+        columns(module, path, "q_proj", "k_proj", "v_proj")
+        rows(module, path, "o_proj")
+        module.register_forward_pre_hook(_on_input(into))
+
+    def mlp(module: nn.Module, path: str) -> None:
+        columns(module, path, "gate_proj", "up_proj")
+        rows(module, path, "down_proj")
+        module.register_forward_pre_hook(_on_input(into))
+
+    attention(layer.self_attn, "self_attn")
+    if layer.cross_attention is not None:
+        attention(layer.cross_attention.attention, "cross_attention.attention")
+        mlp(layer.cross_attention.mlp, "cross_attention.mlp")
     if isinstance(layer.mlp, SwiGLU):
-        columns(layer.mlp, "mlp", "gate_proj", "up_proj")
-        rows(layer.mlp, "mlp", "down_proj")
+        mlp(layer.mlp, "mlp")
     elif isinstance(layer.mlp, MoE):
         for name, dim in (("gate_proj", 1), ("up_proj", 1), ("down_proj", 2)):
             cut(layer.mlp.experts, name, shards, f"{prefix}mlp.experts.{name}", dim, group.size, group.rank)
         layer.mlp.register_forward_hook(lambda module, args, output: out_of(output))
-    layer.mlp.register_forward_pre_hook(_on_input(into))
+        layer.mlp.register_forward_pre_hook(_on_input(into))
 
 
 def cross_entropy(logits: Tensor, labels: Tensor, start: int, group: Group) -> tuple[Tensor, Tensor]:

@@ -57,7 +57,8 @@ class TrainEngine:
         self.mesh = make_mesh(layout, timeout_s)
         self.shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
         decoder, vocab_size = model.config.decoder, model.vocab_size
-        stages = split(layer_costs(decoder), layout.pp * layout.chunks, last=head_cost(decoder, vocab_size))
+        blocks = model.config.cross_attention if model.config.attends else None
+        stages = split(layer_costs(decoder, blocks), layout.pp * layout.chunks, last=head_cost(decoder, vocab_size))
         self.shards = parallelize(model, self.mesh, stages)
         self.model = ParallelModel(model, self.mesh, self.shards)
         self.pipeline = Pipeline(self.model, stages) if layout.pp > 1 else None
