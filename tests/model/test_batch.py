@@ -74,8 +74,8 @@ def test_a_first_token_is_never_a_target() -> None:
     assert all_targets.costs().target == 2 == int((collate([all_targets]).labels >= 0).sum())
 
 
-def test_all_text_is_a_target_but_no_place_of_a_medium_and_no_padding() -> None:
-    for item in [*MIXED, Encoded.empty()]:
+def test_all_text_is_a_target_but_no_place_of_a_medium() -> None:
+    for item in MIXED:
         pretraining = item.with_targets("all")
         text = [token for token in item.tokens.tolist()[1:] if token not in (PAD, IMAGE, AUDIO, TABLE)]
         labels = pack([pretraining, pretraining]).labels

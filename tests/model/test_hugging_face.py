@@ -34,6 +34,7 @@ from transformers import (
     SiglipVisionConfig,
 )
 
+from elasmo.config import ServeConfig
 from elasmo.model import published
 from elasmo.model.batch import Encoded, collate, pack
 from elasmo.model.hugging_face import export_model, import_model
@@ -41,6 +42,7 @@ from elasmo.model.hugging_face_config import HuggingFaceError
 from elasmo.model.mel import BORDER
 from elasmo.model.multimodal import MultimodalDecoder
 from elasmo.model.published import PublishedError
+from elasmo.model.tokenizer import train_tokenizer
 from elasmo.model.whisper import whisper_tokens
 from elasmo.serve.served_model import read_served_model
 
@@ -99,7 +101,7 @@ def saved(model: PreTrainedModel, folder: Path, **options: Any) -> PreTrainedMod
     for parameter in model.parameters():
         parameter.data = (torch.randn(parameter.shape, generator=generator) * 0.3).to(parameter.dtype)
     model.eval().save_pretrained(folder, **options)
-    (folder / "tokenizer.json").write_text('{"version": "1.0"}')
+    train_tokenizer(["zero one two"], 300).save(str(folder / "tokenizer.json"))
     (folder / "chat_template.jinja").write_text("{{ messages }}")
     return model
 
@@ -351,13 +353,12 @@ def test_a_stored_rotary_table_is_no_parameter(tmp_path: Path) -> None:
     import_model(tmp_path / "hf", tmp_path / "ours")
 
 
-def test_an_imported_model_says_why_it_is_not_served(tmp_path: Path) -> None:
-    from elasmo.config import ServeConfig
-
+def test_a_model_without_a_tokenizer_says_why_it_is_not_served(tmp_path: Path) -> None:
     saved(TEXT["llama"](), tmp_path / "hf")
+    (tmp_path / "hf" / "tokenizer.json").unlink()
     import_model(tmp_path / "hf", tmp_path / "ours", "tiny-llama")
     published.verify(tmp_path / "ours")
-    with pytest.raises(PublishedError, match="'tiny-llama' was imported with a tokenizer of its own"):
+    with pytest.raises(PublishedError, match=r"'tiny-llama' was imported without tokenizer\.json"):
         published.load(tmp_path / "ours").own_processor()
-    with pytest.raises(PublishedError, match="'tiny-llama' was imported with a tokenizer of its own"):
+    with pytest.raises(PublishedError, match=r"'tiny-llama' was imported without tokenizer\.json"):
         read_served_model(tmp_path / "ours", ServeConfig())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import os
 import types
 import typing
@@ -31,7 +32,8 @@ def load(
 
     Args:
         path: YAML file; None starts from the defaults.
-        overrides: `section.key=value` strings, values parsed as YAML; the last one wins.
+        overrides: `section.key=value` strings, values parsed as YAML; the last one wins. `model.from=FOLDER` takes the
+            model section from a published model.
         env: environment read for `ELASMO__SECTION__KEY`; this process's when None.
 
     Raises:
@@ -47,6 +49,7 @@ def load(
         if not separator or not dotted:
             raise ConfigError(f"Override {override!r} is not of the form section.key=value, such as train.steps=200.")
         _set(tree, dotted.strip(), _parse_value(dotted, value), source=override)
+    _take_model(tree)
     try:
         return Config.model_validate(tree)
     except ValidationError as error:
@@ -72,6 +75,31 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     if not isinstance(tree, dict):
         raise ConfigError(f"Config file {path} holds a {type(tree).__name__}; it must hold sections such as `train:`.")
     return tree
+
+
+def _take_model(tree: dict[str, Any]) -> None:
+    """Replaces `model.from` by the settings of the published model that it names; what stands beside it wins."""
+    section = tree.get("model")
+    if not isinstance(section, dict) or "from" not in section:
+        return
+    source = section.pop("from")
+    path = Path(str(source)) / "manifest.json"
+    try:
+        taken = json.loads(path.read_text())["model"]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise ConfigError(
+            f"model.from is {source!r}, which holds no published model; name a folder of `elasmo import-hf` or "
+            "`elasmo publish`."
+        ) from None
+    tree["model"] = _merged(taken, section)
+
+
+def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(below)
+    for key, value in above.items():
+        old = merged.get(key)
+        merged[key] = _merged(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return merged
 
 
 def _parse_value(key: str, text: str) -> Any:

@@ -35,7 +35,10 @@ class DataConfig(Section):
     dataset: str = "data/digits"
     lake: str = "runs/lake"
     gold: str | None = Field(None, description="gold snapshot id; the newest one of the dataset when null")
-    vocab_size: Annotated[int, Field(ge=300)] = 512
+    vocab_size: Annotated[int, Field(ge=300)] = Field(512, description="of the tokenizer trained on the dataset's text")
+    processor: str | None = Field(
+        None, description="imported or published model whose tokenizer and chat template encode the dataset instead"
+    )
     engine: Literal["ray", "direct"] = "ray"
     decode_workers: Positive = Field(1, description="Ray Data decode actors for each training rank")
     decode_cpus: Annotated[float, Field(gt=0)] = 0.25
@@ -230,11 +233,25 @@ class CrossAttentionConfig(Section):
 class TokensConfig(Section):
     """Token ids with a meaning of their own; an imported model brings its own."""
 
-    pad: Annotated[int, Field(ge=0)] = 0
-    end: Annotated[int, Field(ge=0)] = 1
-    image: Annotated[int, Field(ge=0)] = 5
-    audio: Annotated[int, Field(ge=0)] = 6
-    table: Annotated[int, Field(ge=0)] = 7
+    pad: Annotated[int, Field(ge=0)] = Field(0, description="told to transformers; rows are padded with 0 here")
+    end: tuple[Annotated[int, Field(ge=0)], ...] = Field((1,), description="each of them ends an answer")
+    never: tuple[Annotated[int, Field(ge=0)], ...] = Field(
+        (0, 2, 3, 4), description="mean nothing in an answer; sampling leaves them and the media's out"
+    )
+    image: Annotated[int, Field(ge=1)] = 5
+    audio: Annotated[int, Field(ge=1)] = 6
+    table: Annotated[int, Field(ge=1)] = 7
+
+    @property
+    def media(self) -> tuple[int, int, int]:
+        """Tokens that hold places of media."""
+        return self.image, self.audio, self.table
+
+    @model_validator(mode="after")
+    def _apart(self) -> TokensConfig:
+        if len({*self.media, *self.end}) < 3 + len(set(self.end)):
+            raise ValueError(f"image={self.image}, audio={self.audio}, table={self.table}, end={self.end} must differ")
+        return self
 
 
 class ModelConfig(Section):

@@ -22,8 +22,9 @@ from elasmo.data.draft import Split
 from elasmo.data.index import MODULES, GoldIndex
 from elasmo.data.manifest import Snapshot, SnapshotError, latest, open_snapshot
 from elasmo.model.batch import Encoded
+from elasmo.model.imported_processor import AnyProcessor, load_processor
 from elasmo.model.media import MediaError
-from elasmo.model.processor import Processor, ProcessorError
+from elasmo.model.processor import ProcessorError
 from elasmo.model.sample import Audio, Image, Message, Segment, Table, Text
 
 SPLITS: tuple[Split, ...] = ("train", "heldout")
@@ -152,14 +153,14 @@ class Gold:
         """The caps that the media were checked against."""
         return LimitsConfig(**self._snapshot.details["limits"])
 
-    def processor(self) -> Processor:
+    def processor(self) -> AnyProcessor:
         """The processor that gold was tokenised with."""
         return self._processor
 
     @cached_property
-    def _processor(self) -> Processor:
+    def _processor(self) -> AnyProcessor:
         try:
-            return Processor.load(self._snapshot.path / PROCESSOR)
+            return load_processor(self._snapshot.path / PROCESSOR)
         except ProcessorError as error:
             raise GoldError(str(error)) from None
 
@@ -169,7 +170,7 @@ class Gold:
         Raises:
             GoldError: names both fingerprints and the mend.
         """
-        wanted = Processor(self._processor.tokenizer, model, self._processor.table_fields).fingerprint()
+        wanted = self._processor.with_model(model).fingerprint()
         if wanted != self._processor.fingerprint():
             raise GoldError(
                 f"Gold {self.snapshot} was tokenised for other model.vision, model.audio or model.table settings "
@@ -240,7 +241,7 @@ class Gold:
             key=stored["key"],
             split=self._shards[number][0],
             modality=stored["modality"],
-            encoded=encoded.with_targets(self.loss_on),
+            encoded=encoded.with_targets(self.loss_on, self._processor.config.tokens),
             question=stored["question"],
             answer=stored["answer"],
             messages=messages,

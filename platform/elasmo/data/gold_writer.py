@@ -23,9 +23,10 @@ from elasmo.data.manifest import Snapshot, SnapshotWriter, canonical_hash, code_
 from elasmo.data.quarantine import Refusal, RowError, write_quarantine
 from elasmo.data.silver import Silver
 from elasmo.data.source import Source
-from elasmo.model import batch, cell, media, mel, processor, tokenizer
-from elasmo.model.batch import Encoded
+from elasmo.model import batch, cell, imported_processor, media, mel, processor, tokenizer
+from elasmo.model.batch import Costs, Encoded
 from elasmo.model.cell import DAY_S, days_and_seconds
+from elasmo.model.imported_processor import AnyProcessor, load_processor
 from elasmo.model.media import MediaError
 from elasmo.model.processor import Processor, ProcessorError, TableField
 from elasmo.model.sample import Audio, Image, Message, Segment, Table, Text
@@ -58,9 +59,11 @@ class Placed:
 
 def gold_fingerprint(silver: Snapshot, contract: Contract, config: Config, limits: LimitsConfig) -> str:
     """Hash of everything that gold is computed from."""
-    code = code_hash(sys.modules[__name__], gold, batch, cell, media, mel, processor, tokenizer)
+    code = code_hash(sys.modules[__name__], gold, batch, cell, imported_processor, media, mel, processor, tokenizer)
     settings = [part.model_dump(mode="json") for part in (contract, config.model, limits)]
-    return canonical_hash([code, silver.sha256, config.data.vocab_size, settings])
+    given = _given_processor(config)
+    encoded_by = config.data.vocab_size if given is None else given.fingerprint()
+    return canonical_hash([code, silver.sha256, encoded_by, settings])
 
 
 def write_gold(
@@ -84,9 +87,7 @@ def write_gold(
         raise GoldError(
             f"{contract.name} has no training sample left{_first(refusals)}; mend the rows or the contract."
         )
-    made = Processor(
-        train_tokenizer(_texts(train), config.data.vocab_size), config.model, table_fields(train, silver, contract)
-    )
+    made = _processor(config, train, silver, contract)
     with SnapshotWriter(lake, contract.name, "gold", [silver.snapshot.parent]) as writer:
         counts = _write_rows(writer, placed, silver, made, limits, refusals)
         made.save(writer.folder / PROCESSOR)
@@ -103,6 +104,31 @@ def write_gold(
     if not writer.snapshot.tables()["train"]:
         raise GoldError(f"{contract.name} has no training sample left{_first(refusals)}; mend the rows or the config.")
     return writer.snapshot
+
+
+def _processor(config: Config, train: Sequence[Placed], silver: Silver, contract: Contract) -> AnyProcessor:
+    """The one that `data.processor` names, or one with a tokenizer trained on the dataset's text."""
+    given = _given_processor(config)
+    if given is not None:
+        return given
+    tokenizer = train_tokenizer(_texts(train), config.data.vocab_size)
+    return Processor(tokenizer, config.model, table_fields(train, silver, contract))
+
+
+def _given_processor(config: Config) -> AnyProcessor | None:
+    if config.data.processor is None:
+        return None
+    try:
+        found = load_processor(Path(config.data.processor) / PROCESSOR)
+    except ProcessorError as error:
+        raise GoldError(f"data.processor: {error} Name the folder of an imported or published model.") from None
+    made = found.with_model(config.model)
+    if made.fingerprint() != found.fingerprint():
+        raise GoldError(
+            f"data.processor: {config.data.processor} reads tokens or media in another way than this model config; set "
+            f"model.from={config.data.processor}."
+        )
+    return made
 
 
 def place(drafts: Iterable[Draft], silver: Silver, modalities: Sequence[str], refusals: list[Refusal]) -> list[Placed]:
@@ -217,7 +243,7 @@ def _write_rows(
     writer: SnapshotWriter,
     placed: Sequence[Placed],
     silver: Silver,
-    made: Processor,
+    made: AnyProcessor,
     limits: LimitsConfig,
     refusals: list[Refusal],
 ) -> Counter[tuple[str, str]]:
@@ -235,7 +261,8 @@ def _write_rows(
             except (MediaError, ProcessorError) as error:
                 refusals.append(Refusal("gold", SAMPLES, sample.draft.key, str(error)))
                 continue
-            index.append(_index_row(len(index), split, shard, sample.modality, encoded))
+            costs = encoded.costs(made.config.tokens)
+            index.append(_index_row(len(index), split, shard, sample.modality, costs))
             rows.append(_row(len(index) - 1, sample, messages, encoded))
             counts[split, sample.modality] += 1
             if len(rows) == SHARD_ROWS:
@@ -266,8 +293,7 @@ def _row(row_id: int, sample: Placed, messages: Sequence[Message], encoded: Enco
     }
 
 
-def _index_row(row_id: int, split: Split, shard: int, modality: str, encoded: Encoded) -> dict[str, Any]:
-    costs = encoded.costs()
+def _index_row(row_id: int, split: Split, shard: int, modality: str, costs: Costs) -> dict[str, Any]:
     modules = {f"{module}_tokens": getattr(costs, module) for module in MODULES}
     return {
         "row_id": row_id,

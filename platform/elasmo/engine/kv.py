@@ -17,7 +17,6 @@ from torch import Tensor
 from elasmo.config import ModelConfig
 from elasmo.model.batch import Encoded
 from elasmo.model.processor import audio_tokens
-from elasmo.model.tokenizer import AUDIO, IMAGE, TABLE
 
 LAYOUT = "layers of [key|value, tokens, kv_heads, head_dim]"
 
@@ -128,7 +127,7 @@ def to_tensor(values: NDArray[Any], dtype: torch.dtype) -> Tensor:
 
 def media_digests(prompt: Encoded, model: ModelConfig) -> tuple[str, ...]:
     """Which media stand where in a prompt; the records of a prompt have one digest together."""
-    images, clips, cells = (np.flatnonzero(prompt.tokens == token) for token in (IMAGE, AUDIO, TABLE))
+    images, clips, cells = (np.flatnonzero(prompt.tokens == token) for token in model.tokens.media)
     found: list[tuple[str, int, bytes]] = []
     for number, image in enumerate(prompt.images):
         found.append(("image", images[number * len(images) // len(prompt.images)], image.tobytes()))

@@ -29,7 +29,6 @@ from elasmo.engine.sampling import SamplingParams, sample
 from elasmo.model.batch import Encoded, collate
 from elasmo.model.cross_attention import MediaContext, media_context
 from elasmo.model.multimodal import MultimodalDecoder
-from elasmo.model.tokenizer import END, NEVER_GENERATED
 
 
 @dataclass
@@ -57,7 +56,9 @@ class TorchEngine:
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.model = model.eval().to(self.device)
         self.config = config
-        decoder = model.config.decoder
+        decoder, tokens = model.config.decoder, model.config.tokens
+        self._ends = frozenset(tokens.end)
+        self._never = [token for token in (*tokens.never, *tokens.media) if token < model.vocab_size]
         self.dtype = next(model.parameters()).dtype
         self._identity: dict[str, Any] = {
             "model_hash": model_hash,
@@ -109,7 +110,7 @@ class TorchEngine:
         self._check_context(envelope.tokens, params)
         if replay and replay[0] != envelope.first_token:
             raise EngineRefused(f"The replay begins with token {replay[0]}, the KV cache with {envelope.first_token}.")
-        if len(replay) >= params.max_tokens or END in replay:
+        if len(replay) >= params.max_tokens or not self._ends.isdisjoint(replay):
             raise EngineRefused(
                 f"The replay of {len(replay)} tokens is finished already; there is nothing to generate."
             )
@@ -212,7 +213,7 @@ class TorchEngine:
             return []
         token = sequence.tokens[-1]
         finish: Finish | None = None
-        if token == END:
+        if token in self._ends:
             finish = "stop"
         elif index + 1 >= sequence.params.max_tokens:
             finish = "length"
@@ -223,7 +224,7 @@ class TorchEngine:
 
     def _sample(self, logits: Tensor, params: SamplingParams, index: int) -> int:
         scores = logits.float().cpu().numpy().copy()
-        scores[NEVER_GENERATED] = -np.inf
+        scores[self._never] = -np.inf
         return sample(scores, params, index)
 
     def _write(self, payload: KVCachePayload, pages: tuple[int, ...]) -> None:

@@ -11,13 +11,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from elasmo.config import LossOn
+from elasmo.config import LossOn, TokensConfig
 from elasmo.model.attention import Attention, CausalAttention, PackedAttention
 from elasmo.model.mel import Mel
-from elasmo.model.tokenizer import AUDIO, IMAGE, PAD, TABLE
+from elasmo.model.tokenizer import PAD
 
 IGNORED = -100
 """Label of a position that is no target."""
+OURS = TokensConfig()
+"""Ids of the tokenizers trained here."""
 
 
 @dataclass(frozen=True)
@@ -75,17 +77,17 @@ class Encoded:
             np.zeros(0, np.int16),
         )
 
-    def costs(self) -> Costs:
+    def costs(self, ids: TokensConfig = OURS) -> Costs:
         """Tokens by module; the vision tower's are the placeholders its images fill."""
-        vision, audio, table = (int((self.tokens == token).sum()) for token in (IMAGE, AUDIO, TABLE))
+        vision, audio, table = (int((self.tokens == token).sum()) for token in ids.media)
         # The first token has nothing before it to be predicted from.
         return Costs(len(self.tokens), vision, audio, table, target=int(self.loss_mask[1:].sum()))
 
-    def with_targets(self, loss_on: LossOn) -> Self:
-        """The sample with other targets: `answers` is as it was encoded, `all` is every token but media and padding."""
+    def with_targets(self, loss_on: LossOn, ids: TokensConfig = OURS) -> Self:
+        """The sample with other targets: `answers` is as it was encoded, `all` is every token but media."""
         if loss_on == "answers":
             return self
-        return replace(self, loss_mask=(~np.isin(self.tokens, (PAD, IMAGE, AUDIO, TABLE))).astype(np.uint8))
+        return replace(self, loss_mask=(~np.isin(self.tokens, ids.media)).astype(np.uint8))
 
     def to_row(self) -> dict[str, Any]:
         """The sample as a flat row of bytes and shapes, without loss; `from_row` takes it back."""

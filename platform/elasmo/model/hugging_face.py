@@ -34,11 +34,14 @@ from elasmo.model.fragments import (
 )
 from elasmo.model.hugging_face_config import HuggingFaceError, from_hugging_face, to_hugging_face
 from elasmo.model.hugging_face_names import Place, canonical, names
+from elasmo.model.imported_processor import TOKENIZER, ImportedProcessor, image_settings
 from elasmo.model.multimodal import MultimodalDecoder
+from elasmo.model.processor import ProcessorError
 from elasmo.model.published import KEPT
 from elasmo.model.safetensors_stream import TensorSpec, write_safetensors
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+BESIDE = ("preprocessor_config.json", "processor_config.json", "generation_config.json")
 UNUSED = "unused.safetensors"
 """Tensors of an imported model that ours leaves out, such as a vision tower's last layer."""
 
@@ -68,12 +71,14 @@ def import_model(folder: Path, out: Path, name: str | None = None) -> Import:
     Weights keep their dtype and are copied one at a time.
 
     Raises:
-        HuggingFaceError: an unknown architecture or setting, or missing, unexpected or misshapen tensors, by name.
+        HuggingFaceError: an unknown architecture or setting, missing, unexpected or misshapen tensors, by name, or a
+            tokenizer that cannot be read.
     """
     raw = _read_json(folder / CONFIG)
-    pixels = _read_json(folder / "preprocessor_config.json") if (folder / "preprocessor_config.json").exists() else {}
+    beside = {name: _read_json(folder / name) if (folder / name).is_file() else {} for name in BESIDE}
+    images = image_settings(beside["preprocessor_config.json"], beside["processor_config.json"])
     try:
-        config, vocab_size = from_hugging_face(raw, pixels)
+        config, vocab_size = from_hugging_face(raw, images, beside["generation_config.json"])
     except (KeyError, TypeError) as error:
         raise HuggingFaceError(f"{folder / CONFIG} lacks or misspells {error}; it describes no model.") from None
     except ValidationError as error:
@@ -83,10 +88,12 @@ def import_model(folder: Path, out: Path, name: str | None = None) -> Import:
     shapes = full_shapes(config, vocab_size)
     stored = _list_tensors(folder)
     places, unused = _match(folder, stored, names(config), shapes, raw)
+    processor = _read_processor(folder, config, vocab_size)
     weights = _import_weights(out, stored, places, shapes)
     kept = _keep(folder, out / KEPT, stored, unused)
     source = {"hugging_face": str(raw["architectures"][0])}
-    model_hash = published.publish_imported(out, name or folder.resolve().name, config, weights, kept, source)
+    name = name or folder.resolve().name
+    model_hash = published.publish_imported(out, name, config, processor, weights, kept, source)
     parameters = sum(torch.Size(shape).numel() for shape in shapes.values())
     return Import(model_hash, str(raw["architectures"][0]), parameters, tuple(file.name for file in kept))
 
@@ -113,12 +120,23 @@ def export_model(folder: Path, out: Path, shard_bytes: int = 5 << 30) -> list[Pa
             raise HuggingFaceError(f"{source} is missing or was changed since the import; import the model again.")
         if file.name not in (CONFIG, UNUSED):
             shutil.copyfile(source, out / file.name)
+    if not description.kept and description.processor is not None:
+        description.processor.save_hugging_face(out)
     kept_config = folder / KEPT / CONFIG
     if kept_config.is_file():
         raw = _read_json(kept_config)
     (out / CONFIG).write_text(json.dumps(raw, indent=2, sort_keys=True) + "\n")
     with _open_unused(folder) as unused:
         return _export_weights(reader, names(config), unused, out, shard_bytes)
+
+
+def _read_processor(folder: Path, config: ModelConfig, vocab_size: int) -> ImportedProcessor | None:
+    if not (folder / TOKENIZER).is_file():
+        return None
+    try:
+        return ImportedProcessor(folder, config, vocab_size)
+    except ProcessorError as error:
+        raise HuggingFaceError(str(error)) from None
 
 
 def full_shapes(config: ModelConfig, vocab_size: int) -> dict[str, tuple[int, ...]]:

@@ -32,20 +32,22 @@ class HuggingFaceError(ValueError):
     """A Hugging Face model that cannot be imported, or a model of ours that cannot be exported, with the reason."""
 
 
-def from_hugging_face(raw: Raw, pixels: Raw | None = None) -> tuple[ModelConfig, int]:
+def from_hugging_face(raw: Raw, pixels: Raw | None = None, generation: Raw | None = None) -> tuple[ModelConfig, int]:
     """Our config, and the vocabulary size, of a model described by a `config.json`.
 
     Args:
         pixels: the image processor's config, for the mean and deviation that its pixels are normalised with.
+        generation: `generation_config.json`, which may name more tokens that end an answer.
 
     Raises:
         HuggingFaceError: names the architecture or setting that has no counterpart here.
     """
+    ends = _ids((generation or {}).get("eos_token_id"))
     named = raw.get("architectures") or ["none"]
     architecture = str(named[0])
     if architecture in TEXT:
         decoder, vocab_size = _decoder(raw, TEXT[architecture]), int(raw["vocab_size"])
-        return ModelConfig(decoder=decoder, vision=None, audio=None, table=None, tokens=_tokens(raw)), vocab_size
+        return ModelConfig(decoder=decoder, vision=None, audio=None, table=None, tokens=_tokens(raw, ends)), vocab_size
     if architecture not in ARCHITECTURES:
         raise HuggingFaceError(f"Architecture {architecture} is unknown here; known are {', '.join(ARCHITECTURES)}.")
     text = raw["text_config"]
@@ -60,7 +62,7 @@ def from_hugging_face(raw: Raw, pixels: Raw | None = None) -> tuple[ModelConfig,
         vision=_vision(raw, pixels or {}) if llava else None,
         audio=None if llava else _audio(raw["audio_config"]),
         table=None,
-        tokens=_tokens({**text, **raw}),
+        tokens=_tokens({**text, **raw}, ends),
     )
     return config, int(text.get("vocab_size", 32000))
 
@@ -217,14 +219,17 @@ def _audio(tower: Raw) -> AudioConfig:
     )
 
 
-def _tokens(raw: Raw) -> TokensConfig:
-    """Ids of the config. What a text model has no token for gets an id beyond its vocabulary, which never occurs."""
+def _ids(value: Any) -> list[int]:
+    return value if isinstance(value, list) else [] if value is None else [value]
+
+
+def _tokens(raw: Raw, ends: list[int]) -> TokensConfig:
+    """Ids of the config, and further ends. What a text model has no token for gets an id that never occurs."""
     vocab = int(raw.get("vocab_size", 0))
-    end = raw.get("eos_token_id")
-    first = end[0] if isinstance(end, list) else end
     return TokensConfig(
         pad=raw["pad_token_id"] if (raw.get("pad_token_id") or -1) >= 0 else 0,
-        end=0 if first is None else first,
+        end=tuple(dict.fromkeys([*_ids(raw.get("eos_token_id")), *ends])),
+        never=(),
         image=raw.get("image_token_index", raw.get("image_token_id", vocab)),
         audio=raw.get("audio_token_index", raw.get("audio_token_id", vocab + 1)),
         table=vocab + 2,
@@ -261,7 +266,7 @@ def _text(config: ModelConfig, vocab_size: int) -> dict[str, Any]:
         "rope_theta": decoder.rope_theta,
         "rope_parameters": {**rope, "rope_theta": decoder.rope_theta},
         "tie_word_embeddings": decoder.tie_embeddings,
-        "eos_token_id": config.tokens.end,
+        "eos_token_id": config.tokens.end[0] if len(config.tokens.end) == 1 else list(config.tokens.end) or None,
         "pad_token_id": config.tokens.pad,
     }
     if kind in ("llama", "qwen3", "qwen3_moe"):

@@ -21,7 +21,7 @@ from elasmo.model.cell import days_and_seconds, text_buckets
 from elasmo.model.media import MediaError, decode_audio, decode_image
 from elasmo.model.mel import BORDER, Mel, mel_features
 from elasmo.model.sample import Audio, Image, Message, Role, Segment, Text, Value
-from elasmo.model.tokenizer import ASSISTANT, AUDIO, END, IMAGE, SYSTEM, TABLE, USER, prepare
+from elasmo.model.tokenizer import ASSISTANT, AUDIO, END, IMAGE, PAD, SPECIAL_TOKENS, SYSTEM, TABLE, USER, prepare
 from elasmo.model.whisper import whisper_tokens
 
 ROLES: Mapping[Role, int] = {"system": SYSTEM, "user": USER, "assistant": ASSISTANT}
@@ -29,6 +29,7 @@ AUDIO_STRIDE = 4
 """Mel frames that become one audio token."""
 TEMPLATE = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% if m.role == 'assistant' %}<|end|>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 """The chat template in Jinja, for readers of the published folder; `encode_chat` is what runs."""
 
@@ -101,6 +102,10 @@ class Processor:
             )
         return parts.encoded()
 
+    def with_model(self, config: ModelConfig) -> Processor:
+        """The same for another model configuration."""
+        return Processor(self.tokenizer, config, self.table_fields)
+
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of token ids; control tokens are left out."""
         return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=True))
@@ -128,13 +133,24 @@ class Processor:
     def save(self, folder: Path) -> None:
         """Writes tokenizer, settings and chat template into `folder`."""
         folder.mkdir(parents=True, exist_ok=True)
-        self.tokenizer.save(str(folder / "tokenizer.json"))
+        self.save_hugging_face(folder)
         settings = {
             "model": self.config.model_dump(mode="json"),
             "table_fields": [asdict(field) for field in self.table_fields],
         }
         (folder / "processor.json").write_text(json.dumps(settings, indent=1))
+
+    def save_hugging_face(self, folder: Path) -> None:
+        """Writes what transformers' AutoTokenizer reads: tokenizer and chat template, which takes plain text."""
+        self.tokenizer.save(str(folder / "tokenizer.json"))
         (folder / "chat_template.jinja").write_text(TEMPLATE)
+        described = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "pad_token": SPECIAL_TOKENS[PAD],
+            "eos_token": SPECIAL_TOKENS[END],
+            "model_max_length": self.config.decoder.max_seq,
+        }
+        (folder / "tokenizer_config.json").write_text(json.dumps(described, indent=1))
 
     @classmethod
     def load(cls, folder: Path) -> Processor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -30,16 +31,17 @@ from elasmo.model.fragments import (
     read_manifest,
     write_file,
 )
+from elasmo.model.imported_processor import AnyProcessor, load_processor
 from elasmo.model.multimodal import MultimodalDecoder
-from elasmo.model.processor import Processor, ProcessorError
+from elasmo.model.processor import ProcessorError
 
 FORMAT = 1
 PROCESSOR = "processor"
 KEPT = "hugging_face"
 """Folder of an imported model's own files: configuration, tokenizer, processor, chat template."""
-FOREIGN = (
-    "The model {name!r} was imported with a tokenizer of its own, which is kept but not served or trained with here; "
-    "`elasmo export-hf` gives it back."
+UNREADABLE = (
+    "The model {name!r} was imported without tokenizer.json, so it reads no text; save its tokenizer in that format "
+    "(transformers' AutoTokenizer and save_pretrained do) and import it again."
 )
 WEIGHTS = "weights"
 
@@ -54,29 +56,29 @@ class Published:
 
     Attributes:
         model: on the CPU, in evaluation mode, float32.
-        processor: None for a model that was imported and has a tokenizer of its own.
+        processor: None for a model that was imported without a tokenizer.
         model_hash: of configuration, processor and weights; KV caches of another hash are refused.
     """
 
     name: str
     model: MultimodalDecoder
-    processor: Processor | None
+    processor: AnyProcessor | None
     manifest: Mapping[str, Any]
     model_hash: str
 
-    def own_processor(self) -> Processor:
+    def own_processor(self) -> AnyProcessor:
         """The processor.
 
         Raises:
-            PublishedError: the model was imported and has none of ours.
+            PublishedError: the model was imported without one.
         """
         if self.processor is None:
-            raise PublishedError(FOREIGN.format(name=self.name))
+            raise PublishedError(UNREADABLE.format(name=self.name))
         return self.processor
 
 
 def publish(
-    path: Path, name: str, config: ModelConfig, processor: Processor, checkpoint: Path, source: Mapping[str, Any]
+    path: Path, name: str, config: ModelConfig, processor: AnyProcessor, checkpoint: Path, source: Mapping[str, Any]
 ) -> str:
     """Writes `path` for the weights in `checkpoint`, which stay where they are.
 
@@ -104,7 +106,7 @@ def publish(
         "model": config.model_dump(mode="json"),
         "processor_hash": processor.fingerprint(),
         "weights": {"folder": os.path.relpath(checkpoint, path), "manifest": weights},
-        "model_hash": _hash(config, processor, weights),
+        "model_hash": _hash(config.model_dump(mode="json"), processor, weights),
         "source": dict(source),
     }
     _write_manifest(path, manifest)
@@ -112,26 +114,35 @@ def publish(
 
 
 def publish_imported(
-    path: Path, name: str, config: ModelConfig, weights: Path, kept: Sequence[FragmentFile], source: Mapping[str, Any]
+    path: Path,
+    name: str,
+    config: ModelConfig,
+    processor: AnyProcessor | None,
+    weights: Path,
+    kept: Sequence[FragmentFile],
+    source: Mapping[str, Any],
 ) -> str:
     """Writes `path` for an imported model, whose own files lie in its folder `KEPT`. Returns the model hash."""
+    shutil.rmtree(path / PROCESSOR, ignore_errors=True)
+    if processor is not None:
+        processor.save(path / PROCESSOR)
     described = _without_meta(read_manifest(weights))
     manifest = {
         "format": FORMAT,
         "name": name,
         "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "model": config.model_dump(mode="json"),
-        "processor_hash": None,
+        "processor_hash": None if processor is None else processor.fingerprint(),
         "kept": [asdict(file) for file in kept],
         "weights": {"folder": os.path.relpath(weights, path), "manifest": described},
-        "model_hash": _hash(config, None, described),
+        "model_hash": _hash(config.model_dump(mode="json"), processor, described),
         "source": dict(source),
     }
     _write_manifest(path, manifest)
     return str(manifest["model_hash"])
 
 
-def write(path: Path, name: str, model: MultimodalDecoder, processor: Processor, source: Mapping[str, Any]) -> str:
+def write(path: Path, name: str, model: MultimodalDecoder, processor: AnyProcessor, source: Mapping[str, Any]) -> str:
     """Publishes a model that is in memory: its weights go into `path` as well. Returns the model hash."""
     temporary = path / f".{WEIGHTS}"
     temporary.mkdir(parents=True, exist_ok=True)
@@ -165,10 +176,12 @@ class Description:
 
     Attributes:
         reader: of its weights.
+        processor: None for a model that was imported without a tokenizer.
         kept: files of an imported model, in its folder `KEPT`.
     """
 
     config: ModelConfig
+    processor: AnyProcessor | None
     reader: FragmentReader
     kept: tuple[FragmentFile, ...]
 
@@ -180,9 +193,9 @@ def describe(path: str | Path) -> Description:
         PublishedError: names the file or field that is missing or differs.
     """
     folder = Path(path)
-    manifest, config, _, weights = _read(folder)
+    manifest, config, processor, weights = _read(folder)
     kept = tuple(FragmentFile(**file) for file in manifest.get("kept", ()))
-    return Description(config, FragmentReader(folder / manifest["weights"]["folder"], weights), kept)
+    return Description(config, processor, FragmentReader(folder / manifest["weights"]["folder"], weights), kept)
 
 
 def load(path: str | Path) -> Published:
@@ -205,7 +218,7 @@ def _write_manifest(path: Path, manifest: Mapping[str, Any]) -> None:
     partial.rename(path / MANIFEST)
 
 
-def _read(folder: Path) -> tuple[dict[str, Any], ModelConfig, Processor | None, Manifest]:
+def _read(folder: Path) -> tuple[dict[str, Any], ModelConfig, AnyProcessor | None, Manifest]:
     if not (folder / MANIFEST).is_file():
         raise PublishedError(f"{folder} holds no published model; write one with `elasmo publish RUN`.")
     try:
@@ -217,16 +230,16 @@ def _read(folder: Path) -> tuple[dict[str, Any], ModelConfig, Processor | None, 
     except (KeyError, TypeError, ValidationError, json.JSONDecodeError) as error:
         raise PublishedError(f"{folder / MANIFEST} is not a manifest of `elasmo publish`: {error}.") from None
     processor = _read_processor(folder, manifest)
-    if _hash(config, processor, manifest["weights"]["manifest"]) != manifest["model_hash"]:
+    if _hash(manifest["model"], processor, manifest["weights"]["manifest"]) != manifest["model_hash"]:
         raise PublishedError(f"{folder / MANIFEST} was altered: model_hash does not fit; publish the model again.")
     return manifest, config, processor, weights
 
 
-def _read_processor(folder: Path, manifest: Mapping[str, Any]) -> Processor | None:
+def _read_processor(folder: Path, manifest: Mapping[str, Any]) -> AnyProcessor | None:
     if manifest["processor_hash"] is None:
         return None
     try:
-        processor = Processor.load(folder / PROCESSOR)
+        processor = load_processor(folder / PROCESSOR)
     except ProcessorError as error:
         raise PublishedError(f"{error} Publish the model again.") from None
     if processor.fingerprint() != manifest["processor_hash"]:
@@ -256,7 +269,8 @@ def _without_meta(manifest: Manifest) -> dict[str, Any]:
     return dict(json.loads(json.dumps(described)))
 
 
-def _hash(config: ModelConfig, processor: Processor | None, weights: Mapping[str, Any]) -> str:
+def _hash(model: Mapping[str, Any], processor: AnyProcessor | None, weights: Mapping[str, Any]) -> str:
+    # The model as it was written: a setting that a later version adds changes no hash.
     processed = None if processor is None else processor.fingerprint()
-    parts = [config.model_dump(mode="json"), processed, weights["shapes"], weights["files"]]
+    parts = [model, processed, weights["shapes"], weights["files"]]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]

@@ -11,8 +11,9 @@ from typing import Any
 from elasmo.config import ServeConfig
 from elasmo.engine.sampling import SamplingParams
 from elasmo.model.batch import Encoded
+from elasmo.model.imported_processor import AnyProcessor
 from elasmo.model.media import MediaError
-from elasmo.model.processor import Processor, ProcessorError
+from elasmo.model.processor import ProcessorError
 from elasmo.serve.admission import Admission
 from elasmo.serve.choice import merge, pieces
 from elasmo.serve.completion import Completion
@@ -41,7 +42,7 @@ class ChatService:
     def __init__(
         self,
         model: ServedModel,
-        processor: Processor,
+        processor: AnyProcessor,
         config: ServeConfig,
         pools: Pools[Any],
         on_end: Callable[[RequestRecord], None],

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from elasmo.config import ModelConfig, ServeConfig
 from elasmo.model.fragments import MANIFEST
-from elasmo.model.processor import Processor
-from elasmo.model.published import FOREIGN, PROCESSOR, PublishedError
+from elasmo.model.imported_processor import AnyProcessor, load_processor
+from elasmo.model.published import PROCESSOR, UNREADABLE, PublishedError
 
 _KV_ITEM_BYTES = 4  # published models are loaded in float32
 
@@ -34,7 +34,7 @@ class ServedModel:
     kv_token_bytes: int
 
 
-def read_served_model(path: str | Path, config: ServeConfig) -> tuple[ServedModel, Processor]:
+def read_served_model(path: str | Path, config: ServeConfig) -> tuple[ServedModel, AnyProcessor]:
     """Description and processor of the published model at `path`.
 
     Raises:
@@ -57,8 +57,8 @@ def read_served_model(path: str | Path, config: ServeConfig) -> tuple[ServedMode
     except (KeyError, TypeError, ValueError) as error:
         raise PublishedError(f"{folder / MANIFEST} is not a manifest of `elasmo publish`: {error}.") from None
     if processor_hash is None:
-        raise PublishedError(FOREIGN.format(name=model.name))
-    processor = Processor.load(folder / PROCESSOR)
+        raise PublishedError(UNREADABLE.format(name=model.name))
+    processor = load_processor(folder / PROCESSOR)
     if processor.fingerprint() != processor_hash:
         raise PublishedError(f"{folder / PROCESSOR} differs from the manifest; publish the model again.")
     return model, processor

@@ -8,7 +8,7 @@ from pathlib import Path
 from elasmo.config import LoraConfig, ModelConfig
 from elasmo.model import lora
 from elasmo.model.fragments import MANIFEST, CheckpointError, read_manifest
-from elasmo.model.processor import Processor
+from elasmo.model.imported_processor import load_processor
 from elasmo.model.published import WEIGHTS
 from elasmo.model.published import publish as write_published
 from elasmo.train import checkpoint
@@ -39,7 +39,7 @@ def publish(run: Path, step: int | None = None, name: str | None = None) -> Publ
     folder = _choose(run, step)
     manifest = read_manifest(folder)
     config = ModelConfig.model_validate(manifest.meta["config"]["model"])
-    processor = Processor.load(run / "processor")
+    processor = load_processor(run / "processor")
     if processor.fingerprint() != manifest.meta["processor_hash"]:
         raise CheckpointError(f"{run / 'processor'} is not the processor that {folder} was trained with.")
     source = {"run": summary["run"], "step": manifest.step, "gold": summary["gold"]["snapshot"]}

@@ -13,7 +13,6 @@ from typing import Any
 from elasmo.config import Config, dump
 from elasmo.data.gold import Gold
 from elasmo.data.plan import StepPlan
-from elasmo.model.processor import Processor
 
 PACKAGES = ("ray", "torch", "deepspeed", "pyarrow", "numpy", "elasmo")
 
@@ -46,9 +45,8 @@ def create(config: Config, run_id: str, gold: Gold) -> Path:
     folder = (Path(config.train.storage) / run_id).resolve()
     (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
     (folder / "config.yaml").write_text(dump(config))
-    processor = gold.processor()
     # With this run's model configuration: its context length is the limit that serving keeps.
-    Processor(processor.tokenizer, config.model, processor.table_fields).save(folder / "processor")
+    gold.processor().with_model(config.model).save(folder / "processor")
     write_summary(
         folder,
         run=run_id,
