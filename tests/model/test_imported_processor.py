@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -228,6 +229,16 @@ def test_what_it_cannot_read_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").unlink()
     with pytest.raises(ProcessorError, match="without a chat template"):
         ImportedProcessor(tmp_path, text_config(), 400).encode_chat(TALK, limits)
+
+
+def test_a_date_in_a_template_is_todays_in_prompts_and_fixed_in_samples(tmp_path: Path) -> None:
+    dated = "{{ strftime_now('%Y') }}"
+    theirs = tokenizer(dated + CHATML, tmp_path)
+    ours = ImportedProcessor(tmp_path, text_config(), 400)
+    sample, prompt = (ours.encode_chat(TALK[:n], LimitsConfig(), n == 1) for n in (2, 1))
+    assert theirs.decode(sample.tokens).startswith("2024<|im_start|>")
+    assert theirs.decode(prompt.tokens).startswith(f"{datetime.now().year}<|im_start|>")
+    assert theirs.decode(sample.tokens[sample.loss_mask == 1]) == "zero one<|im_end|>"
 
 
 def test_a_template_cannot_reach_out_of_its_sandbox(tmp_path: Path) -> None:

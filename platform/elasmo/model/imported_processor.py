@@ -41,6 +41,8 @@ FILES = (
     "processor_config.json",
 )
 """Files of a Hugging Face folder that say how inputs are read and answers end."""
+SAMPLE_DATE = datetime(2024, 7, 26)
+"""What templates that state the date state in samples of a dataset, so that these are the same on every day."""
 _OPEN, _CLOSE = "\ufdd0", "\ufdd1"
 """Noncharacters of Unicode, around what somebody wrote that must not be read as a control token."""
 
@@ -87,7 +89,8 @@ class ImportedProcessor:
             MediaError: a medium that is damaged or over a limit.
         """
         turns = [self._turn(message) for message in messages]
-        text = self._render(turns, add_generation_prompt)
+        date = datetime.now() if add_generation_prompt else SAMPLE_DATE
+        text = self._render(turns, add_generation_prompt, date)
         spans = [] if add_generation_prompt else self._answers(turns, text)
         media = _Media(self.config, limits, [s for m in messages for s in m.segments], self._image_settings)
         tokens, targets = media.fill(*self._tokenize(text, spans))
@@ -179,7 +182,6 @@ class ImportedProcessor:
         )
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _refuse
-        environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
         try:
             return environment.from_string(source)
         except jinja2.TemplateError as error:
@@ -212,14 +214,19 @@ class ImportedProcessor:
             raise ProcessorError("The text has U+FDD0 or U+FDD1, which are no characters; leave them out.")
         return self._control.sub(lambda found: f"{_OPEN}{found[0]}{_CLOSE}", text)
 
-    def _render(self, turns: Sequence[Mapping[str, Any]], add_generation_prompt: bool) -> str:
+    def _render(self, turns: Sequence[Mapping[str, Any]], add_generation_prompt: bool, date: datetime) -> str:
         named: dict[str, Any] = {}
         for key in ("bos_token", "eos_token", "pad_token", "unk_token"):
             token = self._settings.get(key)
             named[key] = token["content"] if isinstance(token, dict) else token
         try:
             text = self._template.render(
-                messages=turns, add_generation_prompt=add_generation_prompt, tools=None, documents=None, **named
+                messages=turns,
+                add_generation_prompt=add_generation_prompt,
+                strftime_now=date.strftime,
+                tools=None,
+                documents=None,
+                **named,
             )
         except (jinja2.TemplateError, TypeError, ValueError) as error:
             raise ProcessorError(f"The model's chat template refuses the conversation: {error}.") from None
@@ -238,8 +245,8 @@ class ImportedProcessor:
         for number, turn in enumerate(turns):
             if turn["role"] != "assistant":
                 continue
-            before = self._render(turns[:number], True)
-            after = self._render(turns[: number + 1], False)
+            before = self._render(turns[:number], True, SAMPLE_DATE)
+            after = self._render(turns[: number + 1], False, SAMPLE_DATE)
             if not after.startswith(before) or not text.startswith(after.rstrip()):
                 raise ProcessorError(
                     f"The model's chat template writes turn {number + 1} differently in a longer conversation, so "
