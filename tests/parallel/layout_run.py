@@ -37,8 +37,8 @@ def distance(kind: str, layout: Layout) -> dict[str, float]:
     return worst
 
 
-def start(kind: str, layout: Layout, patterns: tuple[str, ...] = ()) -> TrainEngine:
-    train = oracle.TRAIN.model_copy(update={"zero_stage": layout.zero_stage})
+def start(kind: str, layout: Layout, patterns: tuple[str, ...] = (), offload: str = "none") -> TrainEngine:
+    train = oracle.TRAIN.model_copy(update={"zero_stage": layout.zero_stage, "offload": offload})
     model = oracle.make_model(kind)
     if patterns:
         freeze(model, patterns)

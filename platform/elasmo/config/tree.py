@@ -352,6 +352,9 @@ class TrainConfig(Section):
     dtype: Literal["float32", "bfloat16"] = "float32"
     loss_on: LossOn = Field("answers", description="targets: what the assistant says, or all text (pretraining)")
     zero_stage: Literal[0, 1, 2, 3] = 1
+    offload: Literal["none", "optimizer", "all"] = Field(
+        "none", description="what ZeRO keeps in host memory: optimizer state (stage 1 and up), weights too (stage 3)"
+    )
     layout: LayoutConfig = LayoutConfig()
     freeze: tuple[str, ...] = Field(
         (), description="parts that are not trained, such as vision or decoder.layers.0; '!*.projector' excepts"
@@ -389,6 +392,9 @@ class TrainConfig(Section):
             raise ValueError(f"micro_batch={self.micro_batch} must divide global_batch={self.global_batch}")
         if self.zero_stage == 0 and self.dtype == "bfloat16":
             raise ValueError("zero_stage=0 has no checkpoints under dtype=bfloat16; use zero_stage 1, 2 or 3")
+        needed = {"none": 0, "optimizer": 1, "all": 3}[self.offload]
+        if self.zero_stage < needed:
+            raise ValueError(f"offload={self.offload} needs zero_stage {needed} or more, not {self.zero_stage}")
         return self
 
     @property

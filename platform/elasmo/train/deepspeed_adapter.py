@@ -143,7 +143,10 @@ def build_engine(
             "stage": train.zero_stage,
             "overlap_comm": torch.cuda.is_available(),
             "stage3_param_persistence_threshold": 0,
+            **_offload(train.offload),
         },
+        # torch's AdamW also steps what is offloaded: DeepSpeed's own would have to be compiled on every machine.
+        "zero_force_ds_cpu_optimizer": False,
         "zero_allow_untested_optimizer": True,
         # With a pipeline, torch's schedule runs the backward passes: `step` then reduces what they accumulated.
         "managed_gradient_accumulation": mesh.layout.pp == 1,
@@ -156,6 +159,12 @@ def build_engine(
     engine.pipeline_parallelism = mesh.layout.pp > 1
     _create_states(engine)
     return engine
+
+
+def _offload(what: str) -> dict[str, Any]:
+    host = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
+    parts = {"none": (), "optimizer": ("offload_optimizer",), "all": ("offload_optimizer", "offload_param")}[what]
+    return dict.fromkeys(parts, host)
 
 
 def _mark(model: nn.Module, mesh: Mesh, shards: Mapping[str, Shard]) -> None:
