@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from elasmo.config import TrainConfig
+from elasmo.parallel.memory import bucket_elements
 from elasmo.parallel.mesh import Group, Mesh
 from elasmo.parallel.shards import Dim, Shard
 from elasmo.train.loss import PREFIX
@@ -143,6 +144,7 @@ def build_engine(
             "stage": train.zero_stage,
             "overlap_comm": torch.cuda.is_available(),
             "stage3_param_persistence_threshold": 0,
+            "reduce_bucket_size": bucket_elements(sum(p.numel() for p in (*decayed, *others))),
             **_offload(train.offload),
         },
         # torch's AdamW also steps what is offloaded: DeepSpeed's own would have to be compiled on every machine.
