@@ -36,7 +36,7 @@ def head_cost(config: DecoderConfig, vocab_size: int, target_share: float = 1.0)
 def split(costs: Sequence[float], stages: int, first: float = 0.0, last: float = 0.0) -> list[range]:
     """Cuts layers into contiguous stages of at least one layer, with the smallest possible largest stage.
 
-    Of equally good cuts the one with longer early stages is taken.
+    Of equally good cuts the one with the longest first stage is taken, and what follows it is cut by the same rule.
 
     Args:
         costs: of each layer, measured or estimated, in any one unit.

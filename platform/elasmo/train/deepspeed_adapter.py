@@ -24,8 +24,6 @@ from elasmo.parallel.shards import Dim, Shard
 from elasmo.train.loss import PREFIX
 
 os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
-# DeepSpeed announces every import and engine at INFO; Elasmo's own log says what users need.
-os.environ.setdefault("DEEPSPEED_LOG_LEVEL", "error")
 
 import deepspeed
 import deepspeed.comm.comm as deepspeed_comm
@@ -142,7 +140,8 @@ def build_engine(
         "bf16": {"enabled": train.dtype == "bfloat16"},
         "zero_optimization": {
             "stage": train.zero_stage,
-            "overlap_comm": torch.cuda.is_available(),
+            # With a pipeline gradients are reduced in `step`, when there is no backward pass left to overlap with.
+            "overlap_comm": torch.cuda.is_available() and mesh.layout.pp == 1,
             "stage3_param_persistence_threshold": 0,
             "reduce_bucket_size": bucket_elements(sum(p.numel() for p in (*decayed, *others))),
             **_offload(train.offload),
@@ -157,7 +156,7 @@ def build_engine(
     engine, *_ = deepspeed.initialize(
         model=model, optimizer=optimizer, config=settings, mpu=ModelParallelUnit(mesh), dist_init_required=False
     )
-    # ZeRO then makes its reduction buckets in `step`, since it did not see the backward passes begin and end.
+    # ZeRO then makes its reduction buckets in `step`: zero-bubble schedules write `.grad` past the hooks that would.
     engine.pipeline_parallelism = mesh.layout.pp > 1
     _create_states(engine)
     return engine
