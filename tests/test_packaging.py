@@ -101,7 +101,7 @@ def test_a_command_in_the_documentation_exists(page: str, words: list[str]) -> N
         verbs = {command.name: command.callback for command in app.registered_commands}
         verb = next((word for word in words[1:] if not word.startswith("-")), None)
         assert verb in verbs
-        source = (LIBRARY / "cli" / f"{verb}.py").read_text()
+        source = (LIBRARY / "cli" / f"{verb.replace('-', '_')}.py").read_text()
         options = {word.split("=")[0] for word in words if word.startswith("--")}
         known = {f"--{name.replace('_', '-')}" for name in re.findall(r"^    (\w+): ", source, re.MULTILINE)}
         known |= set(re.findall(r'"(--[a-z-]+)"', source)) | {"--config", "--help", "--version"}
