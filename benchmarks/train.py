@@ -10,6 +10,7 @@ with float32 weights; Elasmo packs samples into a row and keeps bfloat16 weights
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import tempfile
 import time
@@ -30,6 +31,7 @@ from elasmo.model.hugging_face import import_model
 from elasmo.parallel.layout import Layout
 from elasmo.train import deepspeed_adapter
 from elasmo.train.engine import TrainEngine
+from elasmo.train.host_memory import keep_freed_memory
 
 IMAGE_TOKEN, VOCAB = 7999, 8000
 PATCHES = 64
@@ -227,8 +229,10 @@ def gemm_peak(dtype: torch.dtype, threads: int) -> float:
 def measure(rounds: int, threads: int, log: Callable[[str], None] = print) -> None:
     warnings.filterwarnings("ignore")
     torch.set_num_threads(threads)
+    keep_freed_memory()  # as training workers do; the peers, in the same process, have it too
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
+        os.environ["LOCAL_RANK"] = "0"  # what DeepSpeed asks of a launcher
         dist.init_process_group("gloo", init_method=f"file://{folder / 'rendezvous'}", rank=0, world_size=1)
         make_llava(folder / "hf")
         import_model(folder / "hf", folder / "ours")

@@ -132,7 +132,7 @@ def build_engine(
     decayed = [p for p in model.parameters() if p.requires_grad and p.ndim >= 2]
     others = [p for p in model.parameters() if p.requires_grad and p.ndim < 2]
     groups = [{"params": decayed, "weight_decay": train.weight_decay}, {"params": others, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=train.lr, betas=train.betas, eps=train.eps)
+    optimizer = torch.optim.AdamW(groups, lr=train.lr, betas=train.betas, eps=train.eps, fused=True)
     settings = {
         "train_micro_batch_size_per_gpu": train.micro_batch,
         "gradient_accumulation_steps": micro_steps,
@@ -272,7 +272,7 @@ def finish_load(engine: Any, optimizer_step: int) -> None:
     Forgetting any of these is silent: training goes on from stale weights or with wrong bias correction.
     """
     for state in _torch_optimizer(engine).state.values():
-        state["step"] = torch.tensor(float(optimizer_step))
+        state["step"].fill_(float(optimizer_step))
     stage = zero_stage(engine)
     if stage in (1, 2):
         engine.optimizer.update_lp_params()
@@ -305,7 +305,7 @@ def _create_states(engine: Any) -> None:
         partitions = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for parameter in partitions:
         optimizer.state[parameter] = {
-            "step": torch.tensor(0.0),
+            "step": torch.zeros((), device=parameter.device),  # where a fused step wants it
             "exp_avg": torch.zeros_like(parameter.data),
             "exp_avg_sq": torch.zeros_like(parameter.data),
         }

@@ -29,6 +29,7 @@ from elasmo.train import checkpoint, deepspeed_adapter, run_state
 from elasmo.train.engine import TrainEngine
 from elasmo.train.evaluate import evaluate
 from elasmo.train.freeze import freeze
+from elasmo.train.host_memory import keep_freed_memory
 from elasmo.train.initial import load_initial
 from elasmo.train.ledger import RankStep
 from elasmo.train.loss import Sums, check_finite
@@ -50,6 +51,7 @@ def train_loop(arguments: dict[str, LoopSettings]) -> None:
     """Entry point of a Ray Train worker."""
     settings = arguments["settings"]
     torch.set_num_threads(settings.config.train.workers.threads)
+    keep_freed_memory()
     rank = Rank(settings)
     rank.restore()
     rank.run()
