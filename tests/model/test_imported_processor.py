@@ -205,8 +205,10 @@ def test_it_comes_back_from_its_folder_byte_for_byte(tmp_path: Path) -> None:
 def test_what_it_cannot_read_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(ProcessorError, match=r"tokenizer\.json is no tokenizer"):
         ImportedProcessor(tmp_path, text_config(), 400)
-    tokenizer(LLAMA, tmp_path)
-    ours = ImportedProcessor(tmp_path, text_config(), 400)
+    size = len(tokenizer(LLAMA, tmp_path))
+    with pytest.raises(ProcessorError, match=f"has token id {size - 1}, the model's vocab_size is {size - 1}"):
+        ImportedProcessor(tmp_path, text_config(), size - 1)
+    ours = ImportedProcessor(tmp_path, text_config(), size)
     limits = LimitsConfig()
     for segment, sentence in (
         (Image(picture(8, 8)), "takes text only"),

@@ -87,6 +87,13 @@ def test_model_states_take_what_the_zero_formula_says(stage: int, dtype: str) ->
         assert resting == pytest.approx(wanted.weights + wanted.optimizer + kept, rel=0.05)
 
 
+def test_what_the_formulas_leave_out_is_refused() -> None:
+    with pytest.raises(ValueError, match="zero_stage=0 with bfloat16"):
+        state_bytes(10, 0, 2, bfloat16=True)
+    with pytest.raises(ValueError, match=r"decoder\.qk_norm is not in the formula"):
+        activation_bytes(LAYER.model_copy(update={"qk_norm": True}), "none")
+
+
 LENGTHS = [200, 56, 256, 512]
 LAYER = DecoderConfig(hidden=256, layers=1, heads=8, kv_heads=2, ffn=704, max_seq=1024)
 

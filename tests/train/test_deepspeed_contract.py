@@ -19,7 +19,7 @@ import torch.distributed as dist
 from elasmo.parallel.layout import Layout
 from elasmo.train import deepspeed_adapter
 from tests.gloo import run_ranks
-from tests.train.tiny_engine import PINNED, TOGETHER, TRAIN, build, moved, step_once
+from tests.train.tiny_engine import PINNED, TOGETHER, TRAIN, Cut, build, moved, step_once
 
 ZERO_1_AND_2 = {
     "optimizer": "torch's optimizer, whose state holds the moments",
@@ -70,6 +70,10 @@ SETTINGS: dict[str, Callable[[Any], object]] = {
     "zero_optimization.stage": lambda engine: int(engine.zero_optimization_stage()),
     "zero_optimization.overlap_comm": lambda engine: engine.zero_overlap_comm(),
     "zero_optimization.stage3_param_persistence_threshold": lambda engine: engine.zero_param_persistence_threshold(),
+    "zero_optimization.reduce_bucket_size": lambda engine: engine.zero_reduce_bucket_size(),
+    "zero_optimization.offload_optimizer": lambda engine: engine.zero_offload_optimizer() is not None,
+    "zero_optimization.offload_param": lambda engine: engine.zero_offload_param() is not None,
+    "zero_force_ds_cpu_optimizer": lambda engine: engine.zero_force_ds_cpu_optimizer(),
     "zero_allow_untested_optimizer": lambda engine: engine.zero_allow_untested_optimizer(),
     "managed_gradient_accumulation": lambda engine: engine.managed_gradient_accumulation(),
     "steps_per_print": lambda engine: engine.steps_per_print(),
@@ -113,6 +117,7 @@ def lost_of_stage(rank: int, layout: Layout) -> list[str]:
     if stage == 3:
         for parameter in engine.module.parameters():
             lost += missing(parameter, PARAMETER_OF_ZERO_3, "Parameter")
+    net = Cut(rank)
     wanted = {
         "train_micro_batch_size_per_gpu": TRAIN.micro_batch,
         "gradient_accumulation_steps": 2,
@@ -121,6 +126,10 @@ def lost_of_stage(rank: int, layout: Layout) -> list[str]:
         "zero_optimization.stage": stage,
         "zero_optimization.overlap_comm": torch.cuda.is_available(),
         "zero_optimization.stage3_param_persistence_threshold": 0,
+        "zero_optimization.reduce_bucket_size": sum(p.numel() for p in (net.part, net.copy)),
+        "zero_optimization.offload_optimizer": False,
+        "zero_optimization.offload_param": False,
+        "zero_force_ds_cpu_optimizer": False,
         "zero_allow_untested_optimizer": True,
         "managed_gradient_accumulation": True,
         "steps_per_print": 10**9,

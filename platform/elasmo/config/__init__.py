@@ -1,28 +1,30 @@
 """One typed configuration tree: YAML in, environment and command-line overrides, unknown keys refused."""
 
 from elasmo.config.load import ConfigError, dump, load
-from elasmo.config.tree import (
+from elasmo.config.model import (
     AudioConfig,
-    Config,
     CrossAttentionConfig,
-    DataConfig,
     DecoderConfig,
+    ModelConfig,
+    MoEConfig,
+    RopeScalingConfig,
+    TableConfig,
+    TokensConfig,
+    VisionConfig,
+)
+from elasmo.config.tree import (
+    Config,
+    DataConfig,
     EngineConfig,
     LayoutConfig,
     LimitsConfig,
     LogConfig,
     LoraConfig,
     LossOn,
-    ModelConfig,
-    MoEConfig,
     PoolConfig,
     RayConfig,
-    RopeScalingConfig,
     ServeConfig,
-    TableConfig,
-    TokensConfig,
     TrainConfig,
-    VisionConfig,
     WorkersConfig,
 )
 

@@ -85,7 +85,7 @@ def _take_model(tree: dict[str, Any]) -> None:
     source = section.pop("from")
     path = Path(str(source)) / "manifest.json"
     try:
-        taken = json.loads(path.read_text())["model"]
+        taken = dict(json.loads(path.read_text())["model"])
     except (OSError, ValueError, KeyError, TypeError):
         raise ConfigError(
             f"model.from is {source!r}, which holds no published model; name a folder of `elasmo import-hf` or "

@@ -55,7 +55,7 @@ class ImportedProcessor:
         vocab_size: rows of its embedding, which may be more than its tokenizer has tokens.
 
     Raises:
-        ProcessorError: there is no tokenizer, or a file that cannot be read.
+        ProcessorError: there is no tokenizer, one with ids beyond the embedding, or a file that cannot be read.
     """
 
     table_fields: tuple[TableField, ...] = ()
@@ -69,6 +69,12 @@ class ImportedProcessor:
             self._control_reader, self._text_reader = Tokenizer.from_str(source), prepare(Tokenizer.from_str(source))
         except Exception as error:  # tokenizers raises bare Exception
             raise ProcessorError(f"{files / TOKENIZER} is no tokenizer: {error}.") from None
+        highest = max(self._control_reader.get_vocab(with_added_tokens=True).values(), default=0)
+        if highest >= vocab_size:
+            raise ProcessorError(
+                f"{files / TOKENIZER} has token id {highest}, the model's vocab_size is {vocab_size}; resize its "
+                "embeddings to its tokenizer before importing it."
+            )
         self._settings = self._read("tokenizer_config.json")
 
     def with_model(self, config: ModelConfig) -> ImportedProcessor:

@@ -35,8 +35,13 @@ def state_bytes(parameters: int, zero_stage: int, ranks: int, bfloat16: bool = F
     Args:
         parameters: trained ones that the layout leaves to this rank before ZeRO shards them.
         ranks: that hold the same parameters, `Layout.zero_ranks`.
+
+    Raises:
+        ValueError: ZeRO 0 with bfloat16, which the planner refuses.
     """
     size = 2 if bfloat16 else 4
+    if zero_stage == 0 and bfloat16:
+        raise ValueError("zero_stage=0 with bfloat16 is refused by the planner; use zero_stage 1, 2 or 3.")
     if zero_stage == 0:
         return StateBytes(size * parameters, size * parameters, 8 * parameters)
     own = parameters / ranks
@@ -53,8 +58,14 @@ def bucket_elements(parameters: int) -> int:
 def activation_bytes(config: DecoderConfig, recompute: Recompute, bfloat16: bool = False) -> float:
     """Bytes a token that a dense decoder layer keeps for its backward pass, its input included, its output not.
 
-    Packed rows, no biases, no query-key norm, on the CPU; tensor parallelism is not in it.
+    Packed rows, on the CPU; tensor parallelism is not in it.
+
+    Raises:
+        ValueError: a decoder with what the formula leaves out.
     """
+    for name in ("moe", "qk_norm", "qkv_bias", "out_bias", "mlp_bias"):
+        if getattr(config, name):
+            raise ValueError(f"decoder.{name} is not in the formula of activations; leave it out.")
     size, h, f = (2 if bfloat16 else 4), config.hidden, config.ffn
     queries, keys = config.heads * config.head_size, config.kv_heads * config.head_size
     normaliser = 0 if bfloat16 else 4 * config.heads  # of each query's softmax, which torch's SDPA keeps
