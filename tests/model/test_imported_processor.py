@@ -158,6 +158,10 @@ def test_images_stand_where_the_template_names_them(tmp_path: Path) -> None:
     assert encoded.images.shape == (2, 16, 16, 3)
     assert np.array_equal(encoded.images[0], pixels(picture(16, 16)))
     assert encoded.costs(ours.config.tokens).vision == 2 * VISION.tokens
+    attending = ours.with_model(text_config(vision=VISION, fusion="cross_attention"))
+    assert attending.fingerprint() != ours.fingerprint()
+    looked_at = attending.encode_chat([asked], LimitsConfig(), add_generation_prompt=True)
+    assert looked_at.costs(ours.config.tokens).vision == len(looked_at.images) == 2
 
 
 def test_clips_become_the_tokens_and_features_of_transformers(tmp_path: Path) -> None:

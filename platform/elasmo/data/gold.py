@@ -173,7 +173,7 @@ class Gold:
         wanted = self._processor.with_model(model).fingerprint()
         if wanted != self._processor.fingerprint():
             raise GoldError(
-                f"Gold {self.snapshot} was tokenised for other model.vision, model.audio or model.table settings "
+                f"Gold {self.snapshot} was tokenised for other model.vision, audio, table or fusion settings "
                 f"({self._processor.fingerprint()[:12]}, wanted {wanted[:12]}); run `elasmo ingest` with this config."
             )
 

@@ -118,6 +118,7 @@ class ImportedProcessor:
         described = [
             self.vocab_size,
             self.config.tokens.model_dump(mode="json"),
+            self.config.fusion,
             None if vision is None else [vision.image_size, vision.tokens],
             None if audio is None else [audio.n_mels, audio.max_positions, audio.pool],
             {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in self._paths()},
@@ -331,7 +332,7 @@ class _Media:
         self.clips = [self._clip(s.data, limits) for s in segments if isinstance(s, Audio)]
 
     def fill(self, tokens: Sequence[int], targets: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Gives each medium as many placeholders as it has embeddings, in place of the template's one.
+        """Gives each medium as many placeholders as it has embeddings in the sequence, in place of the template's one.
 
         Raises:
             ProcessorError: the template names fewer or more media than there are.
@@ -339,6 +340,8 @@ class _Media:
         ids, audio, vision = self.config.tokens, self.config.audio, self.config.vision
         places = {ids.image: [vision.tokens if vision else 0] * len(self.images)}
         places[ids.audio] = [audio_tokens(len(clip), audio) for clip in self.clips] if audio else []
+        if self.config.attends:
+            places = {token: [1] * len(counts) for token, counts in places.items()}
         for token, name in ((ids.image, "images"), (ids.audio, "clips")):
             if (named := tokens.count(token)) != len(places[token]):
                 raise ProcessorError(
