@@ -36,6 +36,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # KV of 4 KiB a token: the question's is far over the 100 kB below which Ray would carry it inside its messages.
 MODEL = CONFIG.model_copy(update={"decoder": DecoderConfig(hidden=128, layers=4, heads=2, kv_heads=2, max_seq=640)})
 LONG = 350
+SMALL = 100_000  # bytes; of the objects that Serve keeps for itself, whose size varies with the figures in them
 QUESTION = "what digit is this? " * 20
 
 
@@ -269,7 +270,8 @@ def test_a_stream_outlives_its_decode_replica_and_the_replica_that_made_its_kv(s
     assert stream_text(served, kill) == expected
     assert served.stats()["ingress"]["retries"] == before + 1
     assert served.pid("decode") != decode
-    assert settle(lambda: len(served.stats()["prefill"]) == 1 and served.pid("prefill") != prefill, 30)
+    # Until the replacement is there, the pool answers with an error.
+    assert settle(lambda: served.stats()["prefill"][0].get("pid", prefill) != prefill, 30)
 
 
 def test_a_stream_outlives_the_node_of_both_pools_and_the_kv(served: Served) -> None:
@@ -317,12 +319,12 @@ def test_kv_lives_in_the_object_store_as_long_as_its_request(served: Served) -> 
 
     def look() -> None:
         os.kill(decode, signal.SIGSTOP)  # or the request might be over before the look
-        during.append(settle(lambda: free() < before))
+        during.append(settle(lambda: free() < before - SMALL))
         os.kill(decode, signal.SIGCONT)
 
     stream_text(served, look)
     assert during == [True]
-    assert settle(lambda: free() >= before)
+    assert settle(lambda: free() > before - SMALL)
 
 
 def test_kv_is_read_from_the_object_store_without_a_copy(served: Served) -> None:
