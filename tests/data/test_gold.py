@@ -59,7 +59,7 @@ def test_the_index_states_what_each_row_costs(gold: Gold, split: str) -> None:
     assert np.array_equal(index.costs, counted)
     assert index.target_tokens.tolist() == [int(row.encoded.loss_mask.sum()) for row in rows]
     assert (index.row_ids.dtype, index.shard.dtype, index.modality.dtype) == (np.int64, np.int32, np.int8)
-    assert (index.costs.dtype, index.target_tokens.dtype) == (np.int32, np.int32)
+    assert (index.costs.dtype, index.target_tokens.dtype) == (np.uint16, np.uint16)  # they are small
 
 
 @pytest.mark.parametrize("split", ["train", "heldout"])
@@ -68,7 +68,7 @@ def test_for_pretraining_index_and_rows_count_all_text(gold: Gold, split: str) -
     index = both.index(split)  # type: ignore[arg-type]
     rows = both.read(index.row_ids)
     assert index.target_tokens.tolist() == [row.encoded.costs().target for row in rows]
-    assert index.target_tokens.dtype == np.int32
+    assert index.target_tokens.dtype == np.uint16
     for row, answer_tokens in zip(rows, gold.index(split).target_tokens, strict=True):  # type: ignore[arg-type]
         media = np.isin(row.encoded.tokens, (IMAGE, AUDIO, TABLE))
         assert row.encoded.costs().target == len(media) - media.sum() - 1 > answer_tokens

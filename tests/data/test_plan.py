@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elasmo.data.index import GoldIndex
-from elasmo.data.plan import StepPlan, deal, slot_digest, step_receipt
+from elasmo.data.plan import StepPlan, slot_digest, step_receipt
 
 
 def make_index(rows: int, shard_rows: int = 13, seed: int = 0) -> GoldIndex:
@@ -75,28 +75,6 @@ def test_receipt_tells_a_missing_repeated_or_swapped_row() -> None:
     for damaged in (rows[:-1], [*rows[:-1], rows[0]], rows[::-1]):
         digests = [slot_digest(2, 0, damaged), *(slot.digest() for slot in slots[1:])]
         assert step_receipt(digests) != plan.receipt(2)
-
-
-def test_dealing_is_close_to_even_and_beats_dealing_in_order() -> None:
-    index = make_index(640, seed=5)
-    plan = StepPlan(index, 0, 64, 16)
-    ours, in_order = [], []
-    for step in range(8):
-        rows = plan.rows(step)
-        ours.append(max(plan.balance(step, 4).values()))
-        loads = index.costs[rows].reshape(4, 16, 4).sum(axis=1)
-        in_order.append((loads.max(axis=0) / loads.mean(axis=0)).max())
-    assert np.mean(ours) < 1.06
-    assert np.mean(ours) < np.mean(in_order)
-
-
-@settings(max_examples=40, deadline=None)
-@given(st.integers(1, 30), st.integers(1, 7))
-def test_dealing_gives_every_item_to_one_hand_with_even_counts(items: int, hands: int) -> None:
-    groups = deal(np.random.default_rng(items).random((items, 3)), hands)
-    assert sorted(i for group in groups for i in group) == list(range(items))
-    counts = [len(group) for group in groups]
-    assert max(counts) - min(counts) <= 1
 
 
 def test_target_tokens_are_those_of_the_global_batch() -> None:

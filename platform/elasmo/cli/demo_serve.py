@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from elasmo.config import Config
-from elasmo.data.gold import Gold, GoldRow
+from elasmo.data.gold import GoldRow
+from elasmo.data.gold_mixture import GoldMixture
 from elasmo.engine.sampling import SamplingParams
 from elasmo.engine.torch_engine import TorchEngine
 from elasmo.model import published
@@ -50,7 +51,7 @@ def normal(text: str) -> str:
     return text.strip().rstrip(".").casefold()
 
 
-def ask_all(url: str, model: str, gold: Gold, timeout_s: float) -> list[Answered]:
+def ask_all(url: str, model: str, gold: GoldMixture, timeout_s: float) -> list[Answered]:
     """Asks every held-out row once: a few of each modality streamed and timed alone, the rest several at a time."""
     import openai
 
@@ -111,7 +112,7 @@ def write_served(path: Path, answers: Sequence[Answered]) -> None:
             out.write(json.dumps(example) + "\n")
 
 
-def pd_equals_single_engine(config: Config, gold: Gold) -> bool:
+def pd_equals_single_engine(config: Config, gold: GoldMixture) -> bool:
     """Whether prefill and decode replicas give the very tokens of one engine in this process, greedy and sampled."""
     loaded = published.load(str(config.serve.published))
     engine = TorchEngine(loaded.model, loaded.own_processor().fingerprint(), loaded.model_hash, config.serve.engine)

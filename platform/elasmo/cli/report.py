@@ -72,14 +72,18 @@ def lineage_of(folder: RunFolder) -> Lineage:
     from elasmo.measure.report import Lineage
 
     named = folder.run.get("gold") or {}
-    if not all(named.get(key) for key in ("lake", "dataset", "snapshot")):
+    sources = named.get("sources") or ([named] if all(named.get(key) for key in ("dataset", "snapshot")) else [])
+    if not sources or not named.get("lake"):
         return Lineage()
+    layers: list[LineageLayer] = []
+    rows: tuple[LineageRow, ...] = ()
     try:
-        chain = lineage(named["lake"], named["dataset"], named["snapshot"])
-        rows = _rows(Gold.open(named["lake"], named["dataset"], named["snapshot"]))
+        for source in sources:
+            layers += _layers(lineage(named["lake"], source["dataset"], source["snapshot"]))
+            rows += _rows(Gold.open(named["lake"], source["dataset"], source["snapshot"]))
     except (SnapshotError, GoldError) as error:
         return Lineage(problem=str(error))
-    return Lineage(tuple(_layers(chain)), rows)
+    return Lineage(tuple(layers), rows)
 
 
 def _layers(chain: Chain) -> list[LineageLayer]:

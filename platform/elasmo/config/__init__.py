@@ -24,6 +24,7 @@ from elasmo.config.tree import (
     PoolConfig,
     RayConfig,
     ServeConfig,
+    SourceConfig,
     TrainConfig,
     WorkersConfig,
 )
@@ -47,6 +48,7 @@ __all__ = [
     "RayConfig",
     "RopeScalingConfig",
     "ServeConfig",
+    "SourceConfig",
     "TableConfig",
     "TokensConfig",
     "TrainConfig",

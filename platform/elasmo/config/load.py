@@ -160,7 +160,8 @@ def _section(parents: Iterable[str]) -> type[BaseModel] | None:
 
 
 def _section_of(annotation: Any) -> type[BaseModel] | None:
-    options = typing.get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)
+    several = isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is tuple
+    options = typing.get_args(annotation) if several else (annotation,)
     for option in options:
         if isinstance(option, type) and issubclass(option, BaseModel):
             return option

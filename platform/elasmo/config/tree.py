@@ -10,6 +10,7 @@ from pydantic import Field, field_validator, model_validator
 from elasmo.config.model import ModelConfig
 from elasmo.config.section import Fraction, Positive, Seconds, Section
 
+Weight = Annotated[float, Field(ge=0)]
 LossOn = Literal["answers", "all"]
 """Tokens that are targets: what the assistant says, or all text; places of media never are."""
 
@@ -23,6 +24,21 @@ class LimitsConfig(Section):
     audio_s: Seconds = 30.0
 
 
+class SourceConfig(Section):
+    """A dataset of a mixture. Keep its place in the list for the life of a run: it is part of its rows' ids."""
+
+    dataset: str
+    gold: str | None = Field(None, description="gold snapshot id; the newest one of the dataset when null")
+    weight: Weight | dict[Annotated[int, Field(ge=0)], Weight] = Field(
+        1.0, description="share in decoder tokens against the others': a number, or the step from which each holds"
+    )
+
+    @property
+    def weights(self) -> dict[int, float]:
+        """First step -> weight from then on."""
+        return self.weight if isinstance(self.weight, dict) else {0: self.weight}
+
+
 class DataConfig(Section):
     """Where the dataset comes from, where its bronze, silver and gold layers live, and how they are streamed."""
 
@@ -33,12 +49,26 @@ class DataConfig(Section):
     processor: str | None = Field(
         None, description="imported or published model whose tokenizer and chat template encode the dataset instead"
     )
+    mixture: tuple[SourceConfig, ...] = Field((), description="datasets to train on together, instead of `dataset`")
     engine: Literal["ray", "direct"] = "ray"
     decode_workers: Positive = Field(1, description="Ray Data decode actors for each training rank")
     decode_cpus: Annotated[float, Field(gt=0)] = 0.25
     lookahead_mb: Positive = Field(64, description="object store that decoded micro-batches of a rank may fill")
     shuffle_window_shards: Positive = 4
     limits: LimitsConfig = LimitsConfig()
+
+    @model_validator(mode="after")
+    def _mixture(self) -> DataConfig:
+        names = [source.dataset.rstrip("/").rsplit("/", 1)[-1] for source in self.mixture]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"mixture names dataset {name!r} twice; give it one entry, with the sum of weights")
+        starts = sorted({0, *(step for source in self.mixture for step in source.weights)}) if self.mixture else []
+        for start in starts:
+            held = [[w for step, w in sorted(s.weights.items()) if step <= start] for s in self.mixture]
+            if not any(weights and weights[-1] > 0 for weights in held):
+                raise ValueError(f"mixture has no weight above 0 from step {start} on; give one source a weight there")
+        return self
 
 
 class WorkersConfig(Section):

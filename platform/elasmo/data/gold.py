@@ -16,10 +16,11 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from elasmo.config import LimitsConfig, LossOn, ModelConfig
 from elasmo.data.draft import Split
-from elasmo.data.index import MODULES, GoldIndex
+from elasmo.data.index import MODULES, GoldIndex, Source, narrow
 from elasmo.data.manifest import Snapshot, SnapshotError, latest, open_snapshot
 from elasmo.model.batch import Encoded
 from elasmo.model.imported_processor import AnyProcessor, load_processor
@@ -144,6 +145,11 @@ class Gold:
         return self._snapshot.id
 
     @property
+    def name(self) -> str:
+        """The dataset's name."""
+        return str(self.manifest["dataset"])
+
+    @property
     def path(self) -> Path:
         """The snapshot's folder."""
         return self._snapshot.path
@@ -194,23 +200,23 @@ class Gold:
             table = self._snapshot.read_all(INDEX)
         except SnapshotError as error:
             raise GoldError(str(error)) from None
-        mine = np.array([name == split for name in table.column("split").to_pylist()], dtype=bool)
+        table = table.filter(pc.equal(table.column("split"), split))
         modalities = tuple(self._snapshot.details["modalities"])
-        code = {name: number for number, name in enumerate(modalities)}
-        modality = np.array([code[name] for name in table.column("modality").to_pylist()], dtype=np.int8)
-        costs = np.stack([table.column(f"{m}_tokens").to_numpy()[mine] for m in MODULES], axis=1)
-        targets = table.column("target_tokens").to_numpy()[mine]
+        modality = pc.index_in(table.column("modality"), pa.array(modalities, pa.string())).to_numpy()
+        costs = np.stack([table.column(f"{m}_tokens").to_numpy() for m in MODULES], axis=1)
+        targets = table.column("target_tokens").to_numpy()
         if self.loss_on == "all":
             # Every token but places of media, and but the first, a role's: nothing stands before it.
             targets = costs[:, 0] - costs[:, 1:].sum(axis=1, dtype=np.int32) - 1
         return GoldIndex(
             snapshot=self.snapshot,
-            row_ids=table.column("row_id").to_numpy()[mine],
-            shard=table.column("shard").to_numpy()[mine],
+            row_ids=table.column("row_id").to_numpy(),
+            shard=table.column("shard").to_numpy(),
             modalities=modalities,
-            modality=modality[mine],
-            costs=costs,
-            target_tokens=targets,
+            modality=modality.astype(np.int8),
+            costs=narrow(costs),
+            target_tokens=narrow(targets),
+            sources=(Source(self.name, self.snapshot, 0, len(table)),),
         )
 
     def read(self, row_ids: Sequence[int]) -> list[GoldRow]:

@@ -10,11 +10,15 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from elasmo.data.balance import deal
 from elasmo.data.index import MODULES, GoldIndex
+from elasmo.data.mixture import MixtureSchedule, Weights
+from elasmo.data.order import ShardOrder
 
 
 @dataclass(frozen=True)
@@ -51,37 +55,69 @@ def step_receipt(slot_digests: Sequence[str]) -> str:
 class StepPlan:
     """The order of rows for a whole run.
 
-    Shards are shuffled, then rows within a window of neighbouring shards, so a slot touches few shards. Random numbers
-    come from a counter-based generator keyed by (seed, epoch, window): step s costs the same to find as step 0. An
-    epoch's tail is completed by the next epoch's head: no row is dropped, padded away or repeated within an epoch.
+    Every source is walked in its own shuffled order (`order.ShardOrder`), each at the pace that its weight asks for
+    (`mixture.MixtureSchedule`); both find step s without the steps before it.
+
+    Args:
+        index: the rows, of one source or of several.
+        seed: of the run.
+        global_batch: rows of a step.
+        micro_batch: rows of a slot.
+        window_shards: shards whose rows are mixed.
+        weights: of each source of the index, in tokens; may be left out for a single one.
+
+    Raises:
+        ValueError: a source without rows, weights that cannot be, or a micro-batch that does not divide the batch.
     """
 
     def __init__(
-        self, index: GoldIndex, seed: int, global_batch: int, micro_batch: int, window_shards: int = 4
+        self,
+        index: GoldIndex,
+        seed: int,
+        global_batch: int,
+        micro_batch: int,
+        window_shards: int = 4,
+        weights: tuple[Weights, ...] = (),
     ) -> None:
-        if len(index) == 0:
-            raise ValueError(f"Gold snapshot {index.snapshot} has no row in this split; ingest more data.")
+        for source in index.sources:
+            if source.rows == 0:
+                raise ValueError(f"Gold snapshot {source.snapshot} has no row in this split; ingest more data.")
         if global_batch % micro_batch:
             raise ValueError(f"micro_batch={micro_batch} must divide global_batch={global_batch}.")
+        weights = weights or ({0: 1.0},) * len(index.sources)
+        if len(weights) != len(index.sources):
+            raise ValueError(f"{len(weights)} weights for {len(index.sources)} sources; give each source one.")
         self.index = index
         self.seed = seed
         self.global_batch = global_batch
         self.micro_batch = micro_batch
         self.window_shards = window_shards
-        self._shards, self._shard_rows = np.unique(index.shard, return_counts=True)
-        self._shard_start = np.concatenate([[0], np.cumsum(self._shard_rows)])
-        self._mean_cost = np.maximum(index.costs.mean(axis=0), 1e-9)
-        self._epoch_windows = lru_cache(maxsize=4)(self._make_epoch_windows)
-        self._window_rows = lru_cache(maxsize=8)(self._make_window_rows)
+        self.weights = weights
+        parts = [slice(source.first, source.first + source.rows) for source in index.sources]
+        self._orders = [
+            ShardOrder(source.snapshot, seed, index.shard[part], window_shards)
+            for source, part in zip(index.sources, parts, strict=True)
+        ]
+        means = [max(1e-9, float(index.costs[part, 0].mean(dtype=np.float64))) for part in parts]
+        self.mixture = MixtureSchedule(means, weights, global_batch)
+        self._mean_cost = np.maximum(index.costs.mean(axis=0, dtype=np.float64), 1e-9)
         self._step_slots = lru_cache(maxsize=64)(self._make_slots)
 
-    def __reduce__(self) -> tuple[type[StepPlan], tuple[GoldIndex, int, int, int, int]]:
-        return StepPlan, (self.index, self.seed, self.global_batch, self.micro_batch, self.window_shards)
+    def __reduce__(self) -> tuple[type[StepPlan], tuple[Any, ...]]:
+        return StepPlan, (
+            self.index,
+            self.seed,
+            self.global_batch,
+            self.micro_batch,
+            self.window_shards,
+            self.weights,
+        )
 
     def rows(self, step: int) -> NDArray[np.int64]:
         """Positions in the index of the global batch of `step`, int64 [global_batch]."""
-        first = step * self.global_batch
-        return np.array([self._row_at(place) for place in range(first, first + self.global_batch)], dtype=np.int64)
+        drawn = self.mixture.drawn(step)
+        places = zip(self.index.sources, self._orders, drawn, self.mixture.counts(step), strict=True)
+        return np.concatenate([source.first + order.take(first, count) for source, order, first, count in places])
 
     def slots(self, step: int) -> tuple[Slot, ...]:
         """The slots of `step`: the global batch dealt out so that every module's load is even over slots."""
@@ -103,7 +139,7 @@ class StepPlan:
 
     def slot_targets(self, slot: Slot) -> int:
         """Tokens of a slot that count in the loss."""
-        return int(self.index.target_tokens[list(slot.rows)].sum())
+        return int(self.index.target_tokens[list(slot.rows)].sum(dtype=np.int64))
 
     def receipt(self, step: int) -> str:
         """What the receipt of `step` must be once it is committed."""
@@ -138,53 +174,3 @@ class StepPlan:
             members = tuple(int(rows[i]) for i in sorted(group))
             slots.append(Slot(step, number, members, tuple(int(self.index.row_ids[row]) for row in members)))
         return tuple(slots)
-
-    def _row_at(self, place: int) -> int:
-        epoch, offset = divmod(place, len(self.index))
-        starts, windows = self._epoch_windows(epoch)
-        window = int(np.searchsorted(starts, offset, side="right")) - 1
-        return int(self._window_rows(epoch, window, windows[window])[offset - starts[window]])
-
-    def _make_epoch_windows(self, epoch: int) -> tuple[NDArray[np.int64], tuple[tuple[int, ...], ...]]:
-        order = self._random(epoch, 0).permutation(len(self._shards))
-        windows = tuple(
-            tuple(int(shard) for shard in order[i : i + self.window_shards])
-            for i in range(0, len(order), self.window_shards)
-        )
-        sizes = [int(self._shard_rows[list(window)].sum()) for window in windows]
-        return np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.int64), windows
-
-    def _make_window_rows(self, epoch: int, window: int, shards: tuple[int, ...]) -> NDArray[np.int64]:
-        rows = np.concatenate([np.arange(self._shard_start[s], self._shard_start[s + 1]) for s in shards])
-        return self._random(epoch, 1 + window).permutation(rows)
-
-    def _random(self, epoch: int, stream: int) -> np.random.Generator:
-        key = hashlib.blake2b(f"{self.index.snapshot}/{self.seed}".encode(), digest_size=16).digest()
-        counter = np.array([0, 0, stream, epoch], dtype=np.uint64)
-        return np.random.Generator(np.random.Philox(key=np.frombuffer(key, dtype=np.uint64), counter=counter))
-
-
-def deal(loads: NDArray[np.float64], hands: int) -> list[list[int]]:
-    """Deals items into `hands` groups of near-equal count so that the largest load of any module stays small.
-
-    Greedy, heaviest item first (longest processing time first, Graham 1969), to the group with room where the sum of
-    squared loads grows least. Ties go to the lower group, so the result is a function of the input alone.
-
-    Args:
-        loads: float64 [items, modules], each module in units of its mean item.
-        hands: number of groups; counts differ by at most one.
-
-    Returns:
-        Item positions of each group.
-    """
-    items = len(loads)
-    room = [items // hands + (1 if i < items % hands else 0) for i in range(hands)]
-    groups: list[list[int]] = [[] for _ in range(hands)]
-    carried = np.zeros((hands, loads.shape[1] if loads.ndim == 2 else 1))
-    for item in np.argsort(-loads.sum(axis=1), kind="stable"):
-        open_hands = [i for i in range(hands) if len(groups[i]) < room[i]]
-        growth = carried[open_hands] @ loads[item]
-        best = open_hands[int(np.argmin(growth))]
-        groups[best].append(int(item))
-        carried[best] += loads[item]
-    return groups

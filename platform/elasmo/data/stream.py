@@ -17,8 +17,8 @@ from ray.data.block import BlockMetadata
 from ray.data.datasource import Datasource, ReadTask
 from ray.train import DataConfig as RayDataConfig
 
-from elasmo.config import Config, LossOn
-from elasmo.data.gold import Gold
+from elasmo.config import Config, DataConfig, LossOn
+from elasmo.data.gold_mixture import GoldMixture, open_mixture
 from elasmo.data.plan import Slot, StepPlan
 from elasmo.model.batch import Encoded
 
@@ -46,22 +46,29 @@ class SlotRows:
     samples: tuple[Encoded, ...]
 
 
-def make_plan(config: Config, gold: Gold) -> StepPlan:
+def make_plan(config: Config, gold: GoldMixture) -> StepPlan:
     """The step plan of a run: the same on every process that has the config and the gold snapshot."""
     train, data = config.train, config.data
-    return StepPlan(gold.index("train"), config.seed, train.global_batch, train.micro_batch, data.shuffle_window_shards)
+    return StepPlan(
+        gold.index("train"),
+        config.seed,
+        train.global_batch,
+        train.micro_batch,
+        data.shuffle_window_shards,
+        gold.weights,
+    )
 
 
-def open_gold(config: Config) -> Gold:
-    """The gold snapshot that the config names, or the dataset's newest, with the targets of `train.loss_on`.
+def open_gold(config: Config) -> GoldMixture:
+    """The gold snapshots that the config names, or the datasets' newest, with the targets of `train.loss_on`.
 
     Raises:
-        GoldError: there is none, or it is damaged.
+        GoldError: one is absent or damaged, or they do not go together.
     """
-    return Gold.open(config.data.lake, config.data.dataset, config.data.gold, config.train.loss_on)
+    return open_mixture(config.data, config.train.loss_on)
 
 
-def direct(plan: StepPlan, gold: Gold, rank: int, world: int, first_step: int, steps: int) -> Iterator[SlotRows]:
+def direct(plan: StepPlan, gold: GoldMixture, rank: int, world: int, first_step: int, steps: int) -> Iterator[SlotRows]:
     """The slots of one rank, read and decoded in this process."""
     for slot in _rank_slots(plan, rank, world, first_step, steps):
         rows = gold.read(slot.row_ids)
@@ -123,14 +130,14 @@ class PlanDataConfig(RayDataConfig):
         streams = (self._stream(plan, gold, part, parts, window) for part, parts in self.readers(world_size))
         return [{TRAIN: stream.iterator()} for stream in streams]
 
-    def _stream(self, plan: StepPlan, gold: Gold, rank: int, world: int, window: Window) -> Dataset:
+    def _stream(self, plan: StepPlan, gold: GoldMixture, rank: int, world: int, window: Window) -> Dataset:
         data = self.config.data
         attempt, first_step = window
         source = PlanSource(plan, rank, world, first_step, self.config.train.last_step)
         DataContext.get_current().enable_progress_bars = False
         stream = ray.data.read_datasource(source, override_num_blocks=1, num_cpus=data.decode_cpus).map_batches(
             DecodeSlot,
-            fn_constructor_args=(data.lake, data.dataset, gold.snapshot, gold.loss_on),
+            fn_constructor_args=(gold.pinned(data), gold.loss_on),
             batch_size=None,
             batch_format="pyarrow",
             zero_copy_batch=True,
@@ -171,8 +178,8 @@ class PlanSource(Datasource):
 class DecodeSlot:
     """Reads and decodes the rows of a slot: what Ray Data's decode actors run."""
 
-    def __init__(self, lake: str, dataset: str, snapshot: str, loss_on: LossOn) -> None:
-        self.gold = Gold.open(lake, dataset, snapshot, loss_on)
+    def __init__(self, data: DataConfig, loss_on: LossOn) -> None:
+        self.gold = open_mixture(data, loss_on)
 
     def __call__(self, block: pa.Table) -> pa.Table:
         return pa.Table.from_pylist(

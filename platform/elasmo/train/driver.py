@@ -15,6 +15,7 @@ import ray.data
 from ray.train import RunConfig
 
 from elasmo.config import Config
+from elasmo.data.gold_mixture import GoldMixture
 from elasmo.data.stream import TRAIN, PlanDataConfig, make_plan, open_gold
 from elasmo.parallel import planner
 from elasmo.train import ray_adapter, run_folder, run_state
@@ -71,7 +72,7 @@ def fit(
     started = time.time()
     gold = open_gold(config)
     gold.check_model(config.model)
-    config = pinned(config, gold.snapshot)
+    config = pinned(config, gold)
     workers = config.train.workers
     sizes = planner.legal_sizes(workers.min, workers.max, config.train, config.model, gold.processor().vocab_size)
     run_id = run_id or run_folder.new_run_id(config)
@@ -117,9 +118,9 @@ def fit(
     )
 
 
-def pinned(config: Config, snapshot: str) -> Config:
-    """The same tree with the gold snapshot and absolute paths written in: every process must read the same bytes."""
-    data = config.data.model_copy(update={"gold": snapshot, "lake": str(Path(config.data.lake).resolve())})
+def pinned(config: Config, gold: GoldMixture) -> Config:
+    """The same tree with the gold snapshots and absolute paths written in: every process must read the same bytes."""
+    data = gold.pinned(config.data).model_copy(update={"lake": str(Path(config.data.lake).resolve())})
     starts = tuple(str(Path(source).resolve()) for source in config.train.init_from)
     storage = str(Path(config.train.storage).resolve())
     train = config.train.model_copy(update={"storage": storage, "init_from": starts})

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from elasmo.data.draft import Split
-from elasmo.data.gold import Gold, GoldRow
+from elasmo.data.gold import GoldRow
+from elasmo.data.gold_mixture import GoldMixture
 from elasmo.train.engine import TrainEngine
 from elasmo.train.loss import Sums
 
 SPLIT: Split = "heldout"
 
 
-def evaluate(engine: TrainEngine, gold: Gold, batch_size: int) -> Sums:
+def evaluate(engine: TrainEngine, gold: GoldMixture, batch_size: int) -> Sums:
     """Losses and right answers of this rank's share of the held-out rows.
 
     An answer is right when every one of its tokens has the highest logit given the tokens before it, which is when
@@ -40,7 +41,7 @@ def evaluate(engine: TrainEngine, gold: Gold, batch_size: int) -> Sums:
 
 
 def _share(
-    gold: Gold, row_ids: list[int], batch_size: int, rank: int, world: int, rounds: int
+    gold: GoldMixture, row_ids: list[int], batch_size: int, rank: int, world: int, rounds: int
 ) -> Iterator[list[GoldRow]]:
     for turn in range(rounds):
         first = (turn * world + rank) * batch_size

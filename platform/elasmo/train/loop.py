@@ -18,7 +18,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from elasmo.config import Config
-from elasmo.data.gold import Gold, GoldError
+from elasmo.data.gold import GoldError
+from elasmo.data.gold_mixture import GoldMixture
 from elasmo.data.plan import Slot, StepPlan, slot_digest
 from elasmo.data.stream import TRAIN, SlotRows, direct, from_shard, make_plan, open_gold
 from elasmo.model import lora
@@ -68,7 +69,7 @@ class Rank:
         self.rank, self.world = context.get_world_rank(), context.get_world_size()
         timeout_s = self.config.train.workers.collective_timeout_s
         deepspeed_adapter.init_distributed(timeout_s)
-        self.gold: Gold = open_gold(self.config)
+        self.gold: GoldMixture = open_gold(self.config)
         self.plan: StepPlan = make_plan(self.config, self.gold)
         self.layout = planner.choose(self.world, self.config.train)
         processor = self.gold.processor()
@@ -270,7 +271,7 @@ class Rank:
         """Where the plan stands after `done` steps, and all that the plan is a function of."""
         return {
             "step": done,
-            "gold": self.gold.snapshot,
+            "sources": self.gold.cursor(done),
             "seed": self.config.seed,
             "global_batch": self.config.train.global_batch,
             "micro_batch": self.config.train.micro_batch,

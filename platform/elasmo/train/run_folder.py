@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from elasmo.config import Config, dump
-from elasmo.data.gold import Gold
+from elasmo.data.gold_mixture import GoldMixture
 from elasmo.data.plan import StepPlan
 
 PACKAGES = ("ray", "torch", "deepspeed", "pyarrow", "numpy", "elasmo")
@@ -40,7 +40,7 @@ def new_run_id(config: Config) -> str:
     return f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
-def create(config: Config, run_id: str, gold: Gold) -> Path:
+def create(config: Config, run_id: str, gold: GoldMixture) -> Path:
     """Makes the run folder, or takes up an unfinished run's."""
     folder = (Path(config.train.storage) / run_id).resolve()
     (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
@@ -53,7 +53,12 @@ def create(config: Config, run_id: str, gold: Gold) -> Path:
         name=config.name,
         status="running",
         created=time.time(),
-        gold={"dataset": config.data.dataset, "lake": config.data.lake, "snapshot": gold.snapshot},
+        gold={
+            "lake": config.data.lake,
+            "dataset": gold.name,
+            "snapshot": gold.snapshot,
+            "sources": [{"dataset": source.name, "snapshot": source.snapshot} for source in gold.golds],
+        },
         seed=config.seed,
         steps=config.train.steps,
         versions=versions(),
