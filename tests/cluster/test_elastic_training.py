@@ -19,6 +19,7 @@ from elasmo.model.fragments import FragmentReader
 from elasmo.train import RunResult, TrainError, fit
 from elasmo.train.local_cluster import LocalCluster
 from elasmo.train.run_folder import events
+from elasmo.train.trace import trace_step
 from tests.cluster.conftest import TINY
 
 
@@ -50,6 +51,13 @@ def test_every_committed_step_read_the_planned_rows(lost: Lost) -> None:
     wanted = {step: step_receipt([slot.digest() for slot in plan.slots(step - 1)]) for step in range(1, 41)}
     assert receipts == wanted
     assert lost.trained.result.receipts.match
+
+
+def test_a_step_is_traced_to_its_source_rows(lost: Lost) -> None:
+    for step in (1, lost.trained.resize["committed_step"], 40):
+        found = trace_step(lost.folder, step)
+        assert found.proven and len(found.rows) == 16
+        assert all(source.file for row in found.rows for source in row.sources)
 
 
 def test_the_resize_tells_who_was_lost_what_was_redone_and_how_long_it_took(lost: Lost) -> None:

@@ -56,7 +56,8 @@ def write_bronze(
         SourceError: the source cannot be read.
     """
     licences = [licence.model_dump() for licence in contract.licences]
-    details = {"title": contract.title, "source": contract.source, "licences": licences, **described}
+    keys = {table: spec.key for table, spec in source.tables.items()}
+    details = {"title": contract.title, "source": contract.source, "licences": licences, "keys": keys, **described}
     with SnapshotWriter(lake, contract.name, "bronze", details=details) as writer:
         buffers = {}
         for table in source.tables:

@@ -49,6 +49,7 @@ SCHEMA = pa.schema(
         ("loss_mask", pa.list_(pa.uint8())),
     ]
 )
+ORIGIN = ["key", "modality", "concept", "source", "question", "answer"]
 INDEX_SCHEMA = pa.schema(
     [
         ("row_id", pa.int64()),
@@ -102,6 +103,29 @@ class GoldRow:
     record: dict[str, float | int | str | None] | None
     concept: str
     source: list[str]
+
+
+@dataclass(frozen=True)
+class RowOrigin:
+    """Where a gold row comes from.
+
+    Attributes:
+        row_id: its id in the snapshot.
+        split: `train` or `heldout`.
+        file: the shard that holds it, below the snapshot's folder.
+        source: bronze rows it was made of, as `table/key`.
+        key, modality, concept, question, answer: as in `GoldRow`.
+    """
+
+    row_id: int
+    split: Split
+    file: str
+    source: tuple[str, ...]
+    key: str
+    modality: str
+    concept: str
+    question: str
+    answer: str
 
 
 class Gold:
@@ -228,11 +252,30 @@ class Gold:
         """
         return [self._row(int(row_id)) for row_id in row_ids]
 
-    def _row(self, row_id: int) -> GoldRow:
+    def origins(self, row_ids: Sequence[int]) -> list[RowOrigin]:
+        """What the rows with these ids were made of, without decoding them, in the order asked for.
+
+        Raises:
+            GoldError: no such row, or a shard that is absent or damaged.
+        """
+        found = []
+        for row_id in map(int, row_ids):
+            number, place = self._place(row_id)
+            row = self._shard(number).select(ORIGIN).slice(place, 1).to_pylist()[0]
+            split, shard = self._shards[number]
+            found.append(RowOrigin(row_id, split, shard["file"], tuple(row.pop("source")), **row))
+        return found
+
+    def _place(self, row_id: int) -> tuple[int, int]:
+        """Number of the shard that holds a row, and the row's place in it."""
         if not 0 <= row_id < self._starts[-1]:
             raise GoldError(f"Gold {self.snapshot} has no row {row_id}; ids run from 0 to {self._starts[-1] - 1}.")
         number = int(np.searchsorted(self._starts, row_id, side="right")) - 1
-        stored = self._shard(number).slice(row_id - int(self._starts[number]), 1).to_pylist()[0]
+        return number, row_id - int(self._starts[number])
+
+    def _row(self, row_id: int) -> GoldRow:
+        number, place = self._place(row_id)
+        stored = self._shard(number).slice(place, 1).to_pylist()[0]
         messages = unpack_messages(stored["messages"], stored["images"], stored["audio"])
         processor, name = self._processor, f"Row {row_id} of gold {self.snapshot} ({stored['key']})"
         try:

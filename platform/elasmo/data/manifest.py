@@ -13,13 +13,15 @@ import os
 import shutil
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any, Literal
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 Layer = Literal["bronze", "silver", "gold", "quarantine"]
@@ -80,6 +82,21 @@ class Snapshot:
 
     def read_all(self, table: str, columns: Sequence[str] | None = None) -> pa.Table:
         return pa.concat_tables(self.read(table, columns))
+
+    def locate(self, table: str, column: str, values: Collection[str]) -> dict[str, tuple[str, int]]:
+        """(file, row in it) of the first row with each value in a text column; values that no row has are left out.
+
+        Reads that one column and hashes nothing: it says where to look, not what is there.
+        """
+        wanted = pa.array(sorted(values), pa.string())
+        found: dict[str, tuple[str, int]] = {}
+        for shard in self.shards(table):
+            names = pq.ParquetFile(self.path / str(shard["file"])).read(columns=[column], use_threads=False).column(0)
+            for row in np.flatnonzero(pc.is_in(names, wanted).to_numpy()):
+                found.setdefault(names[int(row)].as_py(), (str(shard["file"]), int(row)))
+            if len(found) == len(wanted):
+                break
+        return found
 
     def size_bytes(self) -> int:
         """Bytes of all files but the manifest."""
