@@ -40,6 +40,18 @@ def test_receipts_tell_missing_and_differing_steps_and_the_last_attempt_counts(t
     assert check_receipts(tmp_path, plan, 5).differing == (3,)
 
 
+def test_a_substituted_row_is_proven_by_what_the_step_says_of_it(tmp_path: Path) -> None:
+    plan = StepPlan(make_index(90), 0, 12, 4)
+    planned = plan.slots(0)[1].row_ids[0]
+    swap = {"slot": 1, "planned": planned, "read": 9999, "reason": "truncated"}
+    event = {"event": "step", "step": 1, "receipt": plan.receipt(0, {planned: 9999})}
+    write(tmp_path, {**event, "substituted": [swap]})
+    check = check_receipts(tmp_path, plan, 1)
+    assert check.match and check.substituted == 1
+    write(tmp_path, event)  # says nothing of it
+    assert check_receipts(tmp_path, plan, 1).differing == (1,)
+
+
 def test_the_summary_grows(tmp_path: Path) -> None:
     write_summary(tmp_path, status="running", run="r")
     write_summary(tmp_path, status="succeeded")

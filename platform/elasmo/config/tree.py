@@ -55,6 +55,9 @@ class DataConfig(Section):
     decode_cpus: Annotated[float, Field(gt=0)] = 0.25
     lookahead_mb: Positive = Field(64, description="object store that decoded micro-batches of a rank may fill")
     shuffle_window_shards: Positive = 4
+    max_substitutes: Annotated[int, Field(ge=0)] = Field(
+        100, description="rows that may fail to decode on a rank and be replaced by others before the run stops"
+    )
     limits: LimitsConfig = LimitsConfig()
 
     @model_validator(mode="after")

@@ -7,7 +7,7 @@ slot, so any number of ranks sees the same samples, and a run resumes at any ste
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -141,9 +141,15 @@ class StepPlan:
         """Tokens of a slot that count in the loss."""
         return int(self.index.target_tokens[list(slot.rows)].sum(dtype=np.int64))
 
-    def receipt(self, step: int) -> str:
-        """What the receipt of `step` must be once it is committed."""
-        return step_receipt([slot.digest() for slot in self.slots(step)])
+    def receipt(self, step: int, substituted: Mapping[int, int] | None = None) -> str:
+        """What the receipt of `step` must be once it is committed.
+
+        Args:
+            substituted: row ids that did not decode -> those that were read in their place.
+        """
+        swap = substituted or {}
+        read = [slot_digest(s.step, s.slot, (swap.get(row, row) for row in s.row_ids)) for s in self.slots(step)]
+        return step_receipt(read)
 
     def balance(self, step: int, world: int) -> dict[str, float]:
         """Largest over mean load of a rank for each module that has any, 1.0 being even."""

@@ -5,8 +5,10 @@ Both engines yield the same rows of the same slots in the same order; the receip
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -19,7 +21,9 @@ from ray.train import DataConfig as RayDataConfig
 
 from elasmo.config import Config, DataConfig, LossOn
 from elasmo.data.gold_mixture import GoldMixture, open_mixture
+from elasmo.data.index import GoldIndex
 from elasmo.data.plan import Slot, StepPlan
+from elasmo.data.substitute import Substitution, read_or_substitute
 from elasmo.model.batch import Encoded
 
 if TYPE_CHECKING:
@@ -37,13 +41,14 @@ Readers = Callable[[int], list[tuple[int, int]]]
 
 @dataclass(frozen=True)
 class SlotRows:
-    """A slot as it arrived: the rows that were read, decoded, in collating order."""
+    """A slot as it arrived: the rows that were read, decoded, in collating order, and which of them are substitutes."""
 
     step: int
     slot: int
     row_ids: tuple[int, ...]
     modalities: tuple[str, ...]
     samples: tuple[Encoded, ...]
+    substituted: tuple[Substitution, ...] = ()
 
 
 def make_plan(config: Config, gold: GoldMixture) -> StepPlan:
@@ -71,28 +76,35 @@ def open_gold(config: Config) -> GoldMixture:
 def direct(plan: StepPlan, gold: GoldMixture, rank: int, world: int, first_step: int, steps: int) -> Iterator[SlotRows]:
     """The slots of one rank, read and decoded in this process."""
     for slot in _rank_slots(plan, rank, world, first_step, steps):
-        rows = gold.read(slot.row_ids)
+        rows, substituted = read_or_substitute(lambda row: gold.read([row])[0], lambda: plan.index, slot.row_ids)
         yield SlotRows(
             slot.step,
             slot.slot,
             tuple(row.row_id for row in rows),
             tuple(row.modality for row in rows),
             tuple(row.encoded for row in rows),
+            tuple(substituted),
         )
 
 
 def from_shard(shard: DataIterator) -> Iterator[SlotRows]:
     """The slots that Ray Data delivers to this rank."""
     for block in shard.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=2):
-        for slot in block.to_pylist():
-            rows = slot["rows"]
-            yield SlotRows(
-                slot["step"],
-                slot["slot"],
-                tuple(row["row_id"] for row in rows),
-                tuple(row["modality"] for row in rows),
-                tuple(Encoded.from_row(row) for row in rows),
-            )
+        yield from from_block(block)
+
+
+def from_block(block: pa.Table) -> Iterator[SlotRows]:
+    """The slots of a block as `DecodeSlot` made it."""
+    for slot in block.to_pylist():
+        rows = slot["rows"]
+        yield SlotRows(
+            slot["step"],
+            slot["slot"],
+            tuple(row["row_id"] for row in rows),
+            tuple(row["modality"] for row in rows),
+            tuple(Encoded.from_row(row) for row in rows),
+            tuple(Substitution(**replaced) for replaced in json.loads(slot["substituted"])),
+        )
 
 
 class PlanDataConfig(RayDataConfig):
@@ -182,17 +194,18 @@ class DecodeSlot:
         self.gold = open_mixture(data, loss_on)
 
     def __call__(self, block: pa.Table) -> pa.Table:
-        return pa.Table.from_pylist(
-            [
-                {"step": slot["step"], "slot": slot["slot"], "rows": self._read(slot["row_ids"])}
-                for slot in block.to_pylist()
-            ]
-        )
+        return pa.Table.from_pylist([self._decoded(slot) for slot in block.to_pylist()])
 
-    def _read(self, row_ids: list[int]) -> list[dict[str, Any]]:
-        return [
-            {"row_id": row.row_id, "modality": row.modality, **row.encoded.to_row()} for row in self.gold.read(row_ids)
-        ]
+    def _decoded(self, slot: dict[str, Any]) -> dict[str, Any]:
+        rows, substituted = read_or_substitute(lambda row: self.gold.read([row])[0], self._index, slot["row_ids"])
+        decoded = [{"row_id": row.row_id, "modality": row.modality, **row.encoded.to_row()} for row in rows]
+        # JSON: an Arrow column of lists that are nearly always empty has no type to be sure of.
+        replaced = json.dumps([vars(substitution) for substitution in substituted])
+        return {"step": slot["step"], "slot": slot["slot"], "rows": decoded, "substituted": replaced}
+
+    @cache  # noqa: B019 - one for the life of the actor
+    def _index(self) -> GoldIndex:
+        return self.gold.index("train")
 
 
 def _rank_slots(plan: StepPlan, rank: int, world: int, first_step: int, steps: int) -> Iterator[Slot]:

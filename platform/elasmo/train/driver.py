@@ -106,6 +106,7 @@ def fit(
         seconds=seconds,
         parameters=progress["parameters"],
         receipts_match_plan=check.match,
+        rows_substituted=check.substituted,
     )
     return RunResult(
         run_id=run_id,

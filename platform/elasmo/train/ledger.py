@@ -26,6 +26,7 @@ class RankStep:
         loss_sum, target_tokens: by modality, over this rank's slots.
         seconds: `step`, `data_wait`, `compute`, `communication`, `other`.
         tokens: by module.
+        substituted: rows of this rank's slots that did not decode: planned and read row id, and the reason.
         leads: whether the rank speaks for its slots; ranks that share them report no loss and no tokens.
     """
 
@@ -38,6 +39,7 @@ class RankStep:
     lr: float
     grad_norm: float | None
     leads: bool = True
+    substituted: tuple[Mapping[str, Any], ...] = ()
 
 
 @dataclass
@@ -170,6 +172,7 @@ def _step_event(attempt: Attempt, step: int, ranks: list[RankStep]) -> Event:
     targets = {name: sum(report.target_tokens.get(name, 0) for report in ranks) for name in modalities}
     leaders = [report for report in ranks if report.leads]
     tokens = {name: [report.tokens.get(name, 0) for report in leaders] for name in leaders[0].tokens}
+    substituted = [dict(row) for report in leaders for row in report.substituted]
     return {
         "event": "step",
         "attempt": attempt.number,
@@ -189,4 +192,5 @@ def _step_event(attempt: Attempt, step: int, ranks: list[RankStep]) -> Event:
         ],
         "balance": {name: max(loads) * len(loads) / sum(loads) for name, loads in tokens.items() if sum(loads)},
         "receipt": step_receipt([digests[slot] for slot in sorted(digests)]),
+        **({"substituted": substituted} if substituted else {}),
     }

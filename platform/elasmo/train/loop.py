@@ -92,6 +92,7 @@ class Rank:
         self.clock = None if torch.cuda.is_available() else deepspeed_adapter.install_clock()
         self.dp_rank = self.engine.mesh.place.dp
         self.best = self._read_best()
+        self.substituted = 0
 
     def restore(self) -> None:
         """Loads the checkpoint the ranks agreed on, if there is one."""
@@ -198,12 +199,19 @@ class Rank:
             lr=learning_rate(self.config.train, step),
             grad_norm=deepspeed_adapter.grad_norm(self.engine.deepspeed),
             leads=self.engine.leads,
+            substituted=tuple({"slot": rows.slot, **vars(row)} for rows in arrived for row in rows.substituted),
         )
 
     def _next(self, stream: Iterator[SlotRows], expected: Slot) -> SlotRows:
         rows = next(stream, None)
         if rows is None:
             raise RuntimeError(f"The data stream ended before step {expected.step + 1}, slot {expected.slot}.")
+        self.substituted += len(rows.substituted)
+        if self.substituted > self.config.data.max_substitutes:
+            raise GoldError(
+                f"{self.substituted} rows of rank {self.rank} did not decode, data.max_substitutes is "
+                f"{self.config.data.max_substitutes}; the last one: {rows.substituted[-1].reason}"
+            )
         targets = sum(sample.costs().target for sample in rows.samples)
         if targets != self.plan.slot_targets(expected):
             raise GoldError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -25,11 +26,13 @@ class ReceiptCheck:
         steps: committed steps.
         missing: steps of the run that no receipt speaks for.
         differing: steps whose rows were not the plan's.
+        substituted: rows that did not decode and were replaced as the plan says, over all steps.
     """
 
     steps: int
     missing: tuple[int, ...]
     differing: tuple[int, ...]
+    substituted: int = 0
 
     @property
     def match(self) -> bool:
@@ -105,13 +108,24 @@ def events(folder: Path, kind: str | None = None) -> list[dict[str, Any]]:
 
 def check_receipts(folder: Path, plan: StepPlan, steps: int) -> ReceiptCheck:
     """Compares the receipt of each committed step, the last attempt of a step counting, with the plan."""
-    receipts = {event["step"]: event["receipt"] for event in events(folder, "step")}
+    committed = {event["step"]: event for event in events(folder, "step")}
+    swaps = {step: substituted(event) for step, event in committed.items()}
     wanted = range(1, steps + 1)
     return ReceiptCheck(
-        steps=len(receipts),
-        missing=tuple(step for step in wanted if step not in receipts),
-        differing=tuple(step for step in wanted if step in receipts and receipts[step] != plan.receipt(step - 1)),
+        steps=len(committed),
+        missing=tuple(step for step in wanted if step not in committed),
+        differing=tuple(
+            step
+            for step in wanted
+            if step in committed and committed[step]["receipt"] != plan.receipt(step - 1, swaps[step])
+        ),
+        substituted=sum(len(swap) for swap in swaps.values()),
     )
+
+
+def substituted(event: Mapping[str, Any]) -> dict[int, int]:
+    """Row ids of a step that did not decode -> those that were read in their place."""
+    return {row["planned"]: row["read"] for row in event.get("substituted", ())}
 
 
 def versions() -> dict[str, str]:

@@ -20,6 +20,7 @@ from elasmo.data.gold_mixture import GoldMixture, local
 from elasmo.data.lineage import Lineage, lineage
 from elasmo.data.manifest import open_snapshot
 from elasmo.data.stream import make_plan, open_gold
+from elasmo.train.run_folder import substituted
 
 
 class TraceError(ValueError):
@@ -62,7 +63,8 @@ class Trace:
     Attributes:
         event: the log's event of the step (`receipt`, `world`, `loss`, ...), or of the evaluation.
         receipt: the plan's receipt of the step; None for an evaluation.
-        rows: in slot order, then collating order; held-out rows in gold order for an evaluation.
+        rows: as they were read, substitutes included, in slot order, then collating order; for an evaluation, held-out
+            rows in gold order.
         lineage: the chain of snapshots of each dataset that has a row here.
     """
 
@@ -87,8 +89,9 @@ def trace_step(folder: Path, step: int) -> Trace:
     config, gold, event = _opened(folder, "step", step)
     plan = make_plan(config, gold)
     slots = plan.slots(step - 1)
-    rows = [(slot.slot, row_id) for slot in slots for row_id in slot.row_ids]
-    return Trace(event, plan.receipt(step - 1), *_behind(config, gold, rows))
+    swap = substituted(event)
+    rows = [(slot.slot, swap.get(row_id, row_id)) for slot in slots for row_id in slot.row_ids]
+    return Trace(event, plan.receipt(step - 1, swap), *_behind(config, gold, rows))
 
 
 def trace_evaluation(folder: Path, step: int) -> Trace:
