@@ -18,7 +18,8 @@ import torch.distributed as dist
 
 from elasmo.config import DecoderConfig, ModelConfig, TrainConfig
 from elasmo.model.attention import NaivePackedAttention, PackedAttention
-from elasmo.model.batch import Encoded, pack
+from elasmo.model.batch import pack
+from elasmo.model.encoded import Encoded
 from elasmo.model.multimodal import MultimodalDecoder
 from elasmo.parallel.layout import Layout
 from elasmo.train import deepspeed_adapter

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from elasmo.config import ModelConfig, TrainConfig
 from elasmo.model import published
-from elasmo.model.batch import Encoded
+from elasmo.model.encoded import Encoded
 from elasmo.model.hugging_face import import_model
 from elasmo.parallel.layout import Layout
 from elasmo.train import deepspeed_adapter

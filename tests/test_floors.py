@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -147,3 +149,10 @@ def test_a_module_says_what_it_is_for(path: Path) -> None:
 )
 def test_the_test_sees_every_kind_of_import(source: str, expected: set[str]) -> None:
     assert set(imports(ast.parse(source), ("elasmo", "data"))) == expected
+
+
+def test_decode_processes_start_without_torch() -> None:
+    """Importing torch takes a decode actor longer than all else that it does before its first micro-batch."""
+    code = "import sys, elasmo.data.stream; sys.exit('torch' in sys.modules)"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "platform")}
+    assert subprocess.run([sys.executable, "-c", code], env=environment, timeout=120).returncode == 0

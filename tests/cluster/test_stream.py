@@ -12,7 +12,7 @@ import ray
 
 from elasmo.config import Config
 from elasmo.data.stream import TRAIN, PlanDataConfig, SlotRows, direct, from_shard, make_plan, open_gold
-from elasmo.model.batch import Encoded
+from elasmo.model.encoded import Encoded
 from elasmo.parallel import planner
 
 STEPS = 5

@@ -15,7 +15,8 @@ from elasmo.engine.contract import EngineFull, EngineRefused, StepOutput
 from elasmo.engine.kv import KVCachePayload, KVMismatchError
 from elasmo.engine.sampling import SamplingParams, sample
 from elasmo.engine.torch_engine import TorchEngine
-from elasmo.model.batch import Encoded, collate
+from elasmo.model.batch import collate
+from elasmo.model.encoded import Encoded
 from elasmo.model.multimodal import MultimodalDecoder
 from elasmo.model.sample import Audio, Image, Message, Segment, Table, Text
 from elasmo.model.tokenizer import END, NEVER_GENERATED

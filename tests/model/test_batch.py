@@ -9,7 +9,8 @@ import pyarrow as pa
 import pytest
 import torch
 
-from elasmo.model.batch import IGNORED, Batch, Costs, Encoded, collate, pack
+from elasmo.model.batch import IGNORED, Batch, collate, pack
+from elasmo.model.encoded import Costs, Encoded
 from elasmo.model.tokenizer import AUDIO, IMAGE, PAD, TABLE
 
 

@@ -13,8 +13,9 @@ from elasmo.config import EngineConfig, LimitsConfig, ModelConfig
 from elasmo.engine.kv import KVMismatchError
 from elasmo.engine.sampling import SamplingParams
 from elasmo.engine.torch_engine import TorchEngine
-from elasmo.model.batch import Encoded, collate, pack
+from elasmo.model.batch import collate, pack
 from elasmo.model.cross_attention import last_medium
+from elasmo.model.encoded import Encoded
 from elasmo.model.multimodal import MultimodalDecoder
 from elasmo.model.resampler import PerceiverResampler
 from elasmo.model.sample import Audio, Image, Message, Segment, Table, Text

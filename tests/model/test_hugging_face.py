@@ -38,13 +38,13 @@ from transformers import (
 
 from elasmo.config import ServeConfig
 from elasmo.model import published
-from elasmo.model.batch import Encoded, collate, pack
+from elasmo.model.batch import collate, pack
+from elasmo.model.encoded import Encoded
 from elasmo.model.hugging_face import export_model, import_model
 from elasmo.model.hugging_face_config import HuggingFaceError
-from elasmo.model.mel import BORDER
+from elasmo.model.mel import BORDER, whisper_tokens
 from elasmo.model.multimodal import MultimodalDecoder
 from elasmo.model.published import PublishedError
-from elasmo.model.whisper import whisper_tokens
 from elasmo.serve.served_model import read_served_model
 
 SHAPE: dict[str, Any] = {

@@ -12,7 +12,8 @@ import torch
 from PIL import Image as Pillow
 
 from elasmo.config import LimitsConfig
-from elasmo.model.batch import Encoded, collate
+from elasmo.model.batch import collate
+from elasmo.model.encoded import Encoded
 from elasmo.model.multimodal import MultimodalDecoder
 from elasmo.model.sample import Audio, Image, Message, Segment, Table, Text
 from elasmo.model.tokenizer import AUDIO, IMAGE, TABLE

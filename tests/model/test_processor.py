@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from elasmo.config import LimitsConfig, ModelConfig, VisionConfig
-from elasmo.model.batch import Encoded
 from elasmo.model.cell import text_buckets
+from elasmo.model.encoded import Encoded
 from elasmo.model.media import MediaError
 from elasmo.model.mel import log_mel
 from elasmo.model.processor import Processor, ProcessorError, TableField, audio_tokens, fit_image

@@ -23,7 +23,8 @@ from elasmo.config import (
     VisionConfig,
 )
 from elasmo.model import lora
-from elasmo.model.batch import Encoded, pack
+from elasmo.model.batch import pack
+from elasmo.model.encoded import Encoded
 from elasmo.model.moe import MoE
 from elasmo.model.multimodal import MultimodalDecoder
 from elasmo.model.processor import TableField

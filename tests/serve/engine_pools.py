@@ -10,7 +10,7 @@ from elasmo.config import EngineConfig
 from elasmo.engine.kv import KVCachePayload
 from elasmo.engine.sampling import SamplingParams
 from elasmo.engine.torch_engine import TorchEngine
-from elasmo.model.batch import Encoded
+from elasmo.model.encoded import Encoded
 from elasmo.model.multimodal import MultimodalDecoder
 from elasmo.model.processor import Processor
 from elasmo.serve.deadline import Deadline

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elasmo.engine.sampling import SamplingParams
-from elasmo.model.batch import Encoded
+from elasmo.model.encoded import Encoded
 from elasmo.serve.deadline import Deadline, DeadlineExceeded
 from elasmo.serve.generation import Attempts, generate
 from elasmo.serve.openai_errors import ApiError

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from elasmo.model.batch import Batch, Encoded, collate
+from elasmo.model.batch import Batch, collate
+from elasmo.model.encoded import Encoded
 from elasmo.train.loss import EMPTY, NumericalError, Sums, check_finite
 
 

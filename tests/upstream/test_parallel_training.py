@@ -8,7 +8,8 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
-from elasmo.model.batch import Encoded, pack
+from elasmo.model.batch import pack
+from elasmo.model.encoded import Encoded
 from elasmo.parallel.forward import ParallelModel
 from elasmo.parallel.layout import Layout
 from elasmo.parallel.mesh import make_mesh

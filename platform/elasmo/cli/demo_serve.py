@@ -22,7 +22,7 @@ from elasmo.data.gold_mixture import GoldMixture
 from elasmo.engine.sampling import SamplingParams
 from elasmo.engine.torch_engine import TorchEngine
 from elasmo.model import published
-from elasmo.model.batch import Encoded
+from elasmo.model.encoded import Encoded
 from elasmo.model.sample import Audio, Image, Segment, Text
 
 CLIENTS = 8

@@ -22,7 +22,7 @@ from elasmo.config import LimitsConfig, LossOn, ModelConfig
 from elasmo.data.draft import Split
 from elasmo.data.index import MODULES, GoldIndex, Source, narrow
 from elasmo.data.manifest import Snapshot, SnapshotError, latest, open_snapshot
-from elasmo.model.batch import Encoded
+from elasmo.model.encoded import Encoded
 from elasmo.model.imported_processor import AnyProcessor, load_processor
 from elasmo.model.media import MediaError
 from elasmo.model.processor import ProcessorError

@@ -23,9 +23,9 @@ from elasmo.data.manifest import Snapshot, SnapshotWriter, canonical_hash, code_
 from elasmo.data.quarantine import Refusal, RowError, write_quarantine
 from elasmo.data.silver import Silver
 from elasmo.data.source import Source
-from elasmo.model import batch, cell, imported_processor, media, mel, processor, tokenizer
-from elasmo.model.batch import Costs, Encoded
+from elasmo.model import cell, encoded, imported_processor, media, mel, processor, tokenizer
 from elasmo.model.cell import DAY_S, days_and_seconds
+from elasmo.model.encoded import Costs, Encoded
 from elasmo.model.imported_processor import AnyProcessor, load_processor
 from elasmo.model.media import MediaError
 from elasmo.model.processor import Processor, ProcessorError, TableField
@@ -59,7 +59,7 @@ class Placed:
 
 def gold_fingerprint(silver: Snapshot, contract: Contract, config: Config, limits: LimitsConfig) -> str:
     """Hash of everything that gold is computed from."""
-    code = code_hash(sys.modules[__name__], gold, batch, cell, imported_processor, media, mel, processor, tokenizer)
+    code = code_hash(sys.modules[__name__], gold, cell, encoded, imported_processor, media, mel, processor, tokenizer)
     settings = [part.model_dump(mode="json") for part in (contract, config.model, limits)]
     given = _given_processor(config)
     encoded_by = config.data.vocab_size if given is None else given.fingerprint()

@@ -24,7 +24,7 @@ from elasmo.data.gold_mixture import GoldMixture, open_mixture
 from elasmo.data.index import GoldIndex
 from elasmo.data.plan import Slot, StepPlan
 from elasmo.data.substitute import Substitution, read_or_substitute
-from elasmo.model.batch import Encoded
+from elasmo.model.encoded import Encoded
 
 if TYPE_CHECKING:
     from ray.actor import ActorHandle

@@ -8,7 +8,7 @@ from typing import Literal, Protocol
 
 from elasmo.engine.kv import KVCachePayload
 from elasmo.engine.sampling import SamplingParams
-from elasmo.model.batch import Encoded
+from elasmo.model.encoded import Encoded
 
 Finish = Literal["stop", "length"]
 

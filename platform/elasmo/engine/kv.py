@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from elasmo.config import ModelConfig
-from elasmo.model.batch import Encoded
+from elasmo.model.encoded import Encoded
 from elasmo.model.processor import audio_tokens
 
 LAYOUT = "layers of [key|value, tokens, kv_heads, head_dim]"

@@ -26,8 +26,9 @@ from elasmo.engine.kv import (
 )
 from elasmo.engine.paged_attention import CapturingAttention, PagedAttention
 from elasmo.engine.sampling import SamplingParams, sample
-from elasmo.model.batch import Encoded, collate
+from elasmo.model.batch import collate
 from elasmo.model.cross_attention import MediaContext, media_context
+from elasmo.model.encoded import Encoded
 from elasmo.model.multimodal import MultimodalDecoder
 
 

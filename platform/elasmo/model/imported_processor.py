@@ -21,7 +21,7 @@ from pydantic import ValidationError
 from tokenizers import Tokenizer
 
 from elasmo.config import LimitsConfig, ModelConfig, VisionConfig
-from elasmo.model.batch import Encoded
+from elasmo.model.encoded import Encoded
 from elasmo.model.media import MediaError, decode_audio, decode_image
 from elasmo.model.mel import Mel, mel_features
 from elasmo.model.processor import Processor, ProcessorError, TableField, audio_tokens

@@ -45,6 +45,12 @@ def whisper_mel(samples: NDArray[np.float32], config: AudioConfig) -> NDArray[np
     return features
 
 
+def whisper_tokens(frames: int, pool: bool = True) -> int:
+    """Audio tokens of a clip of mel frames: a convolution of stride 2, then, with `pool`, pairs averaged."""
+    positions = (frames - 1) // 2 + 1
+    return positions // 2 if pool else positions
+
+
 def log_mel(samples: NDArray[np.float32], config: AudioConfig) -> NDArray[np.float16]:
     """Log-mel frames, float16 [frames, n_mels]; frames = ceil(samples / hop), at least one.
 

@@ -16,13 +16,12 @@ from PIL import Image as Pillow
 from tokenizers import Tokenizer
 
 from elasmo.config import AudioConfig, LimitsConfig, ModelConfig, TableConfig, VisionConfig
-from elasmo.model.batch import Encoded
 from elasmo.model.cell import days_and_seconds, text_buckets
+from elasmo.model.encoded import Encoded
 from elasmo.model.media import MediaError, decode_audio, decode_image
-from elasmo.model.mel import BORDER, Mel, mel_features
+from elasmo.model.mel import BORDER, Mel, mel_features, whisper_tokens
 from elasmo.model.sample import Audio, Image, Message, Role, Segment, Text, Value
 from elasmo.model.tokenizer import ASSISTANT, AUDIO, END, IMAGE, PAD, SPECIAL_TOKENS, SYSTEM, TABLE, USER, prepare
-from elasmo.model.whisper import whisper_tokens
 
 ROLES: Mapping[Role, int] = {"system": SYSTEM, "user": USER, "assistant": ASSISTANT}
 AUDIO_STRIDE = 4

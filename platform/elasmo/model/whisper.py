@@ -16,12 +16,6 @@ from elasmo.model.clip import EncoderAttention
 from elasmo.model.mel import BORDER
 
 
-def whisper_tokens(frames: int, pool: bool = True) -> int:
-    """Audio tokens of a clip of mel frames: a convolution of stride 2, then, with `pool`, pairs averaged."""
-    positions = (frames - 1) // 2 + 1
-    return positions // 2 if pool else positions
-
-
 def sinusoids(positions: int, hidden: int) -> Tensor:
     """Whisper's position table before training, [positions, hidden]."""
     rates = torch.exp(-math.log(10_000.0) / (hidden // 2 - 1) * torch.arange(hidden // 2))

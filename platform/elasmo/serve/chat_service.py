@@ -10,7 +10,7 @@ from typing import Any
 
 from elasmo.config import ServeConfig
 from elasmo.engine.sampling import SamplingParams
-from elasmo.model.batch import Encoded
+from elasmo.model.encoded import Encoded
 from elasmo.model.imported_processor import AnyProcessor
 from elasmo.model.media import MediaError
 from elasmo.model.processor import ProcessorError

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from elasmo.engine.sampling import SamplingParams
-from elasmo.model.batch import Encoded
+from elasmo.model.encoded import Encoded
 from elasmo.serve.deadline import Deadline
 from elasmo.serve.openai_errors import unavailable
 from elasmo.serve.tokens import KVLost, ReplicaFailed, TokenBatch

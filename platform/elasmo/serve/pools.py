@@ -8,7 +8,7 @@ import ray
 from ray.serve.handle import DeploymentHandle
 
 from elasmo.engine.sampling import SamplingParams
-from elasmo.model.batch import Encoded
+from elasmo.model.encoded import Encoded
 from elasmo.serve import ray_adapter
 from elasmo.serve.deadline import Deadline
 from elasmo.serve.tokens import Problem, TokenBatch

@@ -11,7 +11,7 @@ from elasmo.config import ServeConfig
 from elasmo.engine.contract import EngineRefused
 from elasmo.engine.kv import KVCachePayload
 from elasmo.engine.sampling import SamplingParams
-from elasmo.model.batch import Encoded
+from elasmo.model.encoded import Encoded
 from elasmo.serve.deadline import Deadline
 from elasmo.serve.load_engine import load_engine
 from elasmo.serve.tokens import Problem

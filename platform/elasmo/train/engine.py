@@ -10,7 +10,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from elasmo.config import TrainConfig
-from elasmo.model.batch import Batch, Encoded, pack
+from elasmo.model.batch import Batch, pack
+from elasmo.model.encoded import Encoded
 from elasmo.model.multimodal import MultimodalDecoder
 from elasmo.parallel.forward import ParallelModel
 from elasmo.parallel.layout import Layout

@@ -23,7 +23,7 @@ from elasmo.data.gold_mixture import GoldMixture
 from elasmo.data.plan import Slot, StepPlan, slot_digest
 from elasmo.data.stream import TRAIN, SlotRows, direct, from_shard, make_plan, open_gold
 from elasmo.model import lora
-from elasmo.model.batch import Encoded
+from elasmo.model.encoded import Encoded
 from elasmo.model.multimodal import MultimodalDecoder
 from elasmo.parallel import planner
 from elasmo.train import checkpoint, deepspeed_adapter, run_state

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from elasmo.model.batch import Batch, Encoded
+from elasmo.model.batch import Batch
+from elasmo.model.encoded import Encoded
 
 PREFIX = "trained."
 """What wrapping adds to parameter names; checkpoints drop it."""
