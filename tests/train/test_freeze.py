@@ -125,6 +125,29 @@ def test_adapters_train_as_in_a_dense_run(layout: Layout) -> None:
         assert not {name: value for name, value in worst.items() if not value <= 1e-5}
 
 
+def refused_stages(rank: int, world: int, kind: str, patterns: tuple[str, ...]) -> str:
+    deepspeed_adapter.init_distributed(60)
+    with pytest.raises(FreezeError) as refused:
+        layout_run.start(kind, Layout(pp=2), patterns)
+    return str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("patterns", "sentence"),
+    [
+        (("*", "!decoder.layers.0"), "leave pipeline stage 1 of 2 no matrices to train"),
+        (("*", "!decoder.layers.3"), "leave pipeline stage 0 of 2 no matrices to train"),
+        (("decoder.layers.0", "decoder.layers.1"), "leave pipeline stage 0 of 2 no vectors (norms, biases) to train"),
+    ],
+)
+def test_a_pipeline_whose_stages_train_unlike_kinds_is_refused_on_every_rank(
+    patterns: tuple[str, ...], sentence: str
+) -> None:
+    """DeepSpeed would index an absent parameter group, or wait for a sum that one rank never takes part in."""
+    for message in run_ranks(2, refused_stages, "dense", patterns):
+        assert sentence in message and message.endswith("set train.layout.pp=1.")
+
+
 def test_frozen_towers_cost_no_backward_pass() -> None:
     model = oracle.make_model("multimodal")
     freeze(model, ("vision", "audio", "table"))

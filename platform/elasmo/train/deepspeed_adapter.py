@@ -21,6 +21,7 @@ from elasmo.config import TrainConfig
 from elasmo.parallel.memory import bucket_elements
 from elasmo.parallel.mesh import Group, Mesh
 from elasmo.parallel.shards import Dim, Shard
+from elasmo.train.freeze import FreezeError
 from elasmo.train.loss import PREFIX
 
 os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
@@ -126,11 +127,16 @@ def build_engine(
         train: optimisation settings.
         micro_steps: micro-batches between optimizer steps on this rank.
         parallel: the layout's groups and what this rank holds of each parameter.
+
+    Raises:
+        FreezeError: on every rank, where the trained parameters of the pipeline's stages do not go together.
     """
     mesh, shards = parallel
     _mark(model, mesh, shards)
     decayed = [p for p in model.parameters() if p.requires_grad and p.ndim >= 2]
     others = [p for p in model.parameters() if p.requires_grad and p.ndim < 2]
+    if mesh.layout.pp > 1:
+        _check_stages(bool(decayed), bool(others), mesh.place.pp)
     groups = [{"params": decayed, "weight_decay": train.weight_decay}, {"params": others, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=train.lr, betas=train.betas, eps=train.eps, fused=True)
     settings = {
@@ -160,6 +166,21 @@ def build_engine(
     engine.pipeline_parallelism = mesh.layout.pp > 1
     _create_states(engine)
     return engine
+
+
+def _check_stages(matrices: bool, vectors: bool, stage: int) -> None:
+    """DeepSpeed sums the gradient norm over ranks once for each parameter group: with unlike groups ranks would wait."""
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, (stage, matrices, vectors))
+    kinds = {of: {"matrices": m, "vectors (norms, biases)": v} for of, m, v in sorted(found)}
+    for kind in ("matrices", "vectors (norms, biases)"):
+        without = [str(of) for of, trained in kinds.items() if not trained[kind]]
+        if without and (kind == "matrices" or len(without) < len(kinds)):
+            raise FreezeError(
+                f"train.freeze and train.lora leave pipeline stage {', '.join(without)} of {len(kinds)} no {kind} to "
+                f"train, and DeepSpeed needs every stage to train the same kinds; train some there, or set "
+                "train.layout.pp=1."
+            )
 
 
 def _offload(what: str) -> dict[str, Any]:
