@@ -169,7 +169,7 @@ def build_engine(
 
 
 def _check_stages(matrices: bool, vectors: bool, stage: int) -> None:
-    """DeepSpeed sums the gradient norm over ranks once for each parameter group: with unlike groups ranks would wait."""
+    """DeepSpeed sums the gradient norm over ranks once a parameter group: with unlike ones they would wait."""
     found: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(found, (stage, matrices, vectors))
     kinds = {of: {"matrices": m, "vectors (norms, biases)": v} for of, m, v in sorted(found)}
