@@ -1,0 +1,53 @@
+"""What an image's or a sound's header says of it: size, duration and rate, without decoding a pixel or a sample."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from dataclasses import dataclass
+
+import soundfile
+from PIL import Image as Pillow
+
+from elasmo.model.media import FORMATS
+
+
+@dataclass(frozen=True)
+class ImageHeader:
+    """Pixels across and down, and Pillow's name of the format."""
+
+    width: int
+    height: int
+    format: str
+
+
+@dataclass(frozen=True)
+class AudioHeader:
+    """Length, sample rate, and libsndfile's name of the format."""
+
+    seconds: float
+    rate_hz: int
+    format: str
+
+
+def read_header(data: bytes) -> ImageHeader | AudioHeader | None:
+    """The header of an encoded file; None where it is neither an image nor a sound that the model's reader knows."""
+    return _image(data) or _audio(data)
+
+
+def _image(data: bytes) -> ImageHeader | None:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Pillow.DecompressionBombWarning)
+            with Pillow.open(io.BytesIO(data), formats=FORMATS) as image:
+                return ImageHeader(*image.size, image.format or "unknown")
+    except (OSError, SyntaxError, ValueError, EOFError, Pillow.DecompressionBombError):
+        return None
+
+
+def _audio(data: bytes) -> AudioHeader | None:
+    try:
+        found = soundfile.info(io.BytesIO(data))
+    except (RuntimeError, OSError):  # LibsndfileError is a RuntimeError
+        return None
+    return AudioHeader(found.frames / found.samplerate, found.samplerate, found.format)
