@@ -172,7 +172,7 @@ def _drift(subject: str, then: ColumnProfile, now: ColumnProfile, gates: Gates, 
         found = {"psi": size, "chi2": test.size, "statistic": test.statistic, "p": test.p}
         yield _drifted(subject, found, gates, may_block, _largest_change(then.mix.counts, now.mix.counts))
     for facet in sorted({**then.facets, **now.facets}):
-        if facet == "value" and then.mix.counts and now.mix.counts:
+        if facet in ("value", "characters") and then.mix.counts and now.mix.counts:
             continue
         name = subject if facet == "value" else f"{subject} ({facet})"
         was, is_ = then.facets.get(facet), now.facets.get(facet)

@@ -11,6 +11,9 @@ from PIL import Image as Pillow
 
 from elasmo.model.media import FORMATS
 
+_SOUNDS = (b"RIFF", b"fLaC", b"OggS")
+"""Beginnings of sounds; only the order of trying rests on them, and trying an image's formats first takes longer."""
+
 
 @dataclass(frozen=True)
 class ImageHeader:
@@ -32,7 +35,8 @@ class AudioHeader:
 
 def read_header(data: bytes) -> ImageHeader | AudioHeader | None:
     """The header of an encoded file; None where it is neither an image nor a sound that the model's reader knows."""
-    return _image(data) or _audio(data)
+    sounds_first = data[:4] in _SOUNDS and data[8:12] != b"WEBP"
+    return _audio(data) or _image(data) if sounds_first else _image(data) or _audio(data)
 
 
 def _image(data: bytes) -> ImageHeader | None:

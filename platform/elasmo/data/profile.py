@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -159,10 +159,11 @@ def profile_snapshot(snapshot: Snapshot) -> Profile:
     """
     tables = {}
     for name, entry in snapshot.manifest["tables"].items():
-        table = TableProfile(0, {column["name"]: column["type"] for column in entry["schema"]})
+        table = TableProfile()
         for shard in snapshot.read(name):
             table = table.merge(profile_table(shard))
-        tables[name] = table
+        # As declared: Parquet reads a `list<item: T>` back as a `list<element: T>`, and a table may have no shard.
+        tables[name] = replace(table, schema={column["name"]: column["type"] for column in entry["schema"]})
     return Profile(snapshot.manifest["dataset"], snapshot.manifest["layer"], snapshot.id, tables)
 
 

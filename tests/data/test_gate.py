@@ -1,0 +1,277 @@
+"""The gate: each check on profiles made by hand, and ingestion that a drift stops before gold."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from elasmo.config import Config
+from elasmo.data.contract import Contract, ContractError, Gates, TableSpec, load_contract
+from elasmo.data.gate import Check, GateError, GateReport, judge
+from elasmo.data.gate_keeper import gate_path, report_of
+from elasmo.data.ingest import IngestResult, ingest
+from elasmo.data.manifest import latest, open_snapshot
+from elasmo.data.profile import Profile, profile_table
+from elasmo.data.repeat import Repeats
+from tests.data.conftest import CONTRACT, line, png, write_dataset
+
+TABLES = {
+    "scans": {
+        "columns": {
+            "key": {"type": "string"},
+            "digit": {"type": "integer", "min": 0, "max": 9},
+            "ink": {"type": "number", "nullable": True},
+            "coat": {"type": "category", "categories": ["black", "white"], "nullable": True},
+        }
+    }
+}
+NONE = Repeats({}, {}, 0, ())
+
+
+def contract(**gates: Any) -> Contract:
+    tree = {**CONTRACT, "name": "pets", "source": "recipe", "tables": TABLES, "gates": gates, "record": {}}
+    return Contract.model_validate(tree)
+
+
+def columns(count: int = 400, seed: int = 0) -> dict[str, Any]:
+    random = np.random.default_rng(seed)
+    coat = [["black", "white"][code] for code in random.integers(0, 2, count)]
+    keys = [f"k{number}" for number in range(count)]
+    return {"key": keys, "digit": random.integers(0, 10, count), "ink": random.normal(size=count), "coat": coat}
+
+
+def profile(content: dict[str, Any], name: str = "new") -> Profile:
+    return Profile("pets", "silver", name, {"scans": profile_table(pa.table(content))})
+
+
+def judged(after: dict[str, Any], before: dict[str, Any] | None = None, **gates: Any) -> GateReport:
+    ours = contract(**gates)
+    earlier = None if before is None else profile(before, "old")
+    return judge(profile(after), earlier, ours, ours.tables, NONE, 400, 0)
+
+
+def only(report: GateReport, name: str, subject: str) -> Check:
+    (check,) = [check for check in report.checks if (check.name, check.subject) == (name, subject)]
+    return check
+
+
+def test_the_same_data_and_another_sample_of_it_pass() -> None:
+    assert judged(columns(), columns()).verdict == "pass"
+    assert {judged(columns(seed=seed), columns()).verdict for seed in range(1, 21)} == {"pass"}
+
+
+@pytest.mark.parametrize("count", [400, 5000])
+def test_a_few_rows_more_pass(count: int) -> None:
+    after = {
+        name: [*old, *new] for (name, old), new in zip(columns(count).items(), columns(20, 5).values(), strict=True)
+    }
+    assert judged(after, columns(count)).verdict == "pass"
+
+
+def test_a_first_snapshot_is_held_against_the_contract_alone() -> None:
+    report = judged(columns())
+    assert report.predecessor is None and report.verdict == "pass"
+    assert {check.name for check in report.checks} == {"contract", "leakage", "refused"}
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "sentence"),
+    [
+        ("digit", [None] * 4 + [1] * 396, "scans.digit breaks the contract: 4 nulls in a column that takes none."),
+        ("digit", [-3] + [12] * 399, "minimum -3 below 0; maximum 12 above 9"),
+        ("coat", ["pink"] * 400, "value 'pink', which is none of its categories"),
+    ],
+)
+def test_what_breaks_the_contract_blocks(column: str, values: list[Any], sentence: str) -> None:
+    report = judged({**columns(), column: values})
+    assert report.verdict == "block" and sentence in report.sentences("block")[0]
+
+
+def test_columns_removed_and_retyped_block_and_added_ones_warn() -> None:
+    before = {**columns(), "extra": [1] * 400}
+    after = {**columns(), "ink": ["dark"] * 400, "other": [1] * 400}
+    report = judged(after, before)
+    found = {check.subject: (check.verdict, check.sentence) for check in report.checks if check.name == "schema"}
+    assert found == {
+        "scans.extra": ("block", "scans.extra is gone."),
+        "scans.other": ("warn", "scans.other was added."),
+        "scans.ink": ("block", "scans.ink was double and is string."),
+    }
+    assert judged(after, before, columns="warn").verdict == "warn"
+
+
+def test_nulls_that_grew_block_with_both_shares() -> None:
+    ink = columns()["ink"].tolist()
+    report = judged({**columns(), "ink": [None] * 120 + ink[120:]}, columns())
+    check = only(report, "nulls", "scans.ink")
+    assert check.verdict == "block" and check.numbers == {"share": 0.3}
+    assert check.thresholds == {"share.warn": 0.02, "share.block": 0.2}
+    assert check.sentence.startswith("scans.ink had 0.0% nulls and has 30.0% (warns above 0.02, blocks above 0.2)")
+
+
+def test_numbers_that_moved_block_by_psi_ks_and_range() -> None:
+    report = judged({**columns(), "ink": columns(seed=1)["ink"] + 3}, columns())
+    drift, beyond = only(report, "drift", "scans.ink"), only(report, "range", "scans.ink")
+    assert drift.verdict == beyond.verdict == "block"
+    assert drift.numbers["ks"] == pytest.approx(0.866, abs=0.04)  # 2 Phi(3 / 2) - 1
+    assert drift.numbers["p"] < 1e-30 and drift.numbers["psi"] > 2
+
+
+def test_labels_that_shifted_block_by_chi_squared_with_the_largest_change() -> None:
+    report = judged({**columns(), "digit": [7] * 200 + columns()["digit"].tolist()[200:]}, columns())
+    drift = only(report, "drift", "scans.digit")
+    assert drift.verdict == "block" and drift.numbers["chi2"] > 0.25
+    assert "'7' was" in drift.sentence and drift.thresholds["psi.block"] == 0.25
+
+
+def test_what_chance_explains_passes_and_a_small_table_only_warns() -> None:
+    """Half against all of twelve rows is a PSI of several, and no evidence; of 40 it is evidence, and few."""
+    assert judged({**columns(12), "digit": [7] * 6 + [1] * 6}, columns(12)).verdict != "block"
+    small = judged({**columns(40), "digit": [7] * 40}, columns(40))
+    assert only(small, "drift", "scans.digit").verdict == "warn"
+    assert judged({**columns(40), "digit": [7] * 40}, columns(40), min_rows=10).verdict == "block"
+
+
+def test_rows_and_tables_that_are_gone() -> None:
+    check = only(judged(columns(150), columns(400)), "rows", "scans")
+    assert check.verdict == "block" and check.numbers["share"] == 0.625
+    ours, old = contract(), profile(columns(), "old")
+    empty = judge(replace(old, tables={}), old, ours, {}, NONE, 1, 0)
+    assert empty.sentences("block") == ["table scans is gone."]
+
+
+def test_refused_duplicate_and_leaking_values_are_held_against_their_thresholds() -> None:
+    repeats = Repeats({"scans.png": (400, 300)}, {"scans": (9, ("cat",))}, 100, (("a/1", "b/2"),) * 20)
+    report = judge(profile(columns()), None, contract(), {}, repeats, 1000, 600)
+    assert report.sentences("block") == [
+        "300 of 400 values of scans.png (75.0%) equal an earlier one (warns above 0.05, blocks above 0.5).",
+        "1 of 9 concepts of scans are in both splits, the first 'cat'.",
+        "20 of 100 media (20.0%) are in both splits, the first a/1 and b/2 (warns above 0, blocks above 0.1).",
+        "600 of 1000 landed rows (60.0%) are in quarantine (warns above 0.05, blocks above 0.5).",
+    ]
+
+
+def test_ignored_columns_may_drift_and_a_null_threshold_is_off() -> None:
+    moved = {**columns(), "ink": columns()["ink"] + 3}
+    assert judged(moved, columns(), ignore=["scans.ink"]).verdict == "pass"
+    off = {"warn": None, "block": None}
+    assert judged(moved, columns(), psi=off, ks=off, outside=off).verdict == "pass"
+
+
+def test_a_report_survives_json() -> None:
+    report = replace(judged({**columns(), "digit": [7] * 400}, columns()), accepted="today by me")
+    assert GateReport.from_json(json.loads(json.dumps(report.to_json()))) == report
+    assert report.verdict == "block" and report.opens
+
+
+def test_a_threshold_in_the_contract_keeps_the_other_default() -> None:
+    gates = Gates.model_validate({"psi": {"block": 0.6}, "min_rows": 9})
+    assert (gates.psi.warn, gates.psi.block, gates.ks.block, gates.min_rows) == (0.1, 0.6, 0.25, 9)
+
+
+@pytest.mark.parametrize(
+    ("gates", "sentence"),
+    [
+        ({"pso": {}}, "unknown key 'gates.pso'; did you mean 'psi'?"),
+        ({"psi": {"blok": 1}}, "unknown key 'gates.psi.blok'; did you mean 'block'?"),
+        ({"psi": {"warn": 0.5}}, "gates.psi: warn=0.5 is above block=0.25."),
+    ],
+)
+def test_a_mistake_in_gates_is_one_sentence(tmp_path: Path, gates: dict[str, Any], sentence: str) -> None:
+    write_dataset(tmp_path / "pets", [], {}, {"gates": gates})
+    with pytest.raises(ContractError) as raised:
+        load_contract(tmp_path / "pets")
+    assert str(raised.value).endswith(sentence)
+
+
+def farm(folder: Path, count: int = 120, **changed: Any) -> Path:
+    """A dataset of images and records; `changed` sets the label, the coat or the size of later ones."""
+    rows, media = [], {}
+    for number in range(count):
+        coat = changed.get("coat", "black" if number % 2 else "white")
+        record = {"age": number % 30, "coat": coat}
+        segments: list[dict[str, Any]] = [{"table": record}]
+        if number % 2:
+            media[f"media/{number}.png"] = png(number, changed.get("size", 8 + number % 3))
+            segments = [{"image": f"media/{number}.png"}]
+        answer = changed.get("label", f"answer {number % 3}")
+        question = {"text": f"number {number}"}
+        rows.append(line(f"row-{number}", *segments, question, answer=answer, concept=f"c{number}"))
+    return write_dataset(folder, rows, media)  # type: ignore[arg-type]
+
+
+def silver_of(result: IngestResult) -> str:
+    return result.layers[1].snapshot
+
+
+@pytest.fixture
+def first(tmp_path: Path, config: Config) -> IngestResult:
+    return ingest(config, farm(tmp_path / "pets"))
+
+
+def test_a_drifted_dataset_is_blocked_with_its_numbers_and_no_gold_is_written(
+    tmp_path: Path, config: Config, first: IngestResult
+) -> None:
+    farm(tmp_path / "pets", label="answer 1", size=12)
+    golds = sorted(path.name for path in (first.lake / "pets" / "gold").iterdir())
+    with pytest.raises(GateError) as raised:
+        ingest(config, tmp_path / "pets")
+    told = str(raised.value)
+    assert "rows.messages.answer drifted" in told and "'answer 1' was 33.3% and is 100.0%" in told
+    assert "images.data (width) drifted" in told and "its mean was 9 and is 12" in told
+    assert "--accept" in told and "Traceback" not in told
+    assert sorted(path.name for path in (first.lake / "pets" / "gold").iterdir()) == golds
+    assert latest(first.lake, "pets", "silver") == silver_of(first)
+    assert latest(first.lake, "pets", "gold") == first.gold
+    with pytest.raises(GateError):  # blocked stays blocked: it is held against the last one that passed, not itself
+        ingest(config, tmp_path / "pets")
+
+
+def test_an_accepted_drift_becomes_gold_is_recorded_and_stays_accepted(
+    tmp_path: Path, config: Config, first: IngestResult
+) -> None:
+    farm(tmp_path / "pets", label="answer 1")
+    second = ingest(config, tmp_path / "pets", accept=True)
+    assert second.gold != first.gold and second.gate.verdict == "block"
+    stored = report_of(open_snapshot(second.lake, "pets", "silver", silver_of(second)))
+    assert stored == second.gate and stored.accepted is not None and " by " in stored.accepted
+    assert stored.predecessor == silver_of(first)
+    third = ingest(config, tmp_path / "pets")
+    assert third.gate == stored and all(layer.reused for layer in third.layers)
+
+
+def test_nothing_changed_and_a_few_rows_more_pass(tmp_path: Path, config: Config, first: IngestResult) -> None:
+    assert first.gate.verdict == "pass" and first.gate.predecessor is None
+    assert ingest(config, tmp_path / "pets").gate == first.gate
+    grown = ingest(config, farm(tmp_path / "pets", 126))
+    assert grown.gate.verdict == "pass" and grown.gate.predecessor == silver_of(first)
+
+
+def test_accepting_what_passes_records_nothing(tmp_path: Path, config: Config, first: IngestResult) -> None:
+    assert ingest(config, farm(tmp_path / "pets", 124), accept=True).gate.accepted is None
+
+
+def test_a_lake_without_profiles_gets_them_and_a_damaged_predecessor_is_told(
+    tmp_path: Path, config: Config, first: IngestResult
+) -> None:
+    silver = open_snapshot(first.lake, "pets", "silver", silver_of(first))
+    for path in gate_path(silver).parent.iterdir():
+        path.unlink()
+    assert ingest(config, farm(tmp_path / "pets", 122)).gate.predecessor == silver.id
+    for path in gate_path(silver).parent.iterdir():
+        path.write_text("{")
+    last = open_snapshot(first.lake, "pets", "silver", latest(first.lake, "pets", "silver") or "")
+    (last.path / "rows-00000.parquet").write_bytes(b"")
+    report = ingest(config, farm(tmp_path / "pets", 124)).gate
+    assert report.predecessor is None and "differs from its manifest" in report.sentences("warn")[0]
+
+
+def test_the_contract_s_tables_are_the_source_s(first: IngestResult) -> None:
+    subjects = {check.subject for check in first.gate.checks if check.name == "contract"}
+    assert {"rows.messages", "images.data"} <= subjects and isinstance(TableSpec.model_fields, dict)
