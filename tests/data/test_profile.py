@@ -14,7 +14,8 @@ from elasmo.config import Config
 from elasmo.data.ingest import ingest
 from elasmo.data.manifest import open_snapshot
 from elasmo.data.media_header import AudioHeader, ImageHeader, read_header
-from elasmo.data.profile import Profile, ProfileError, TableProfile, profile_snapshot, profile_table
+from elasmo.data.profile import Profile, ProfileError, TableProfile
+from elasmo.data.profiling import profile_snapshot, profile_table
 from elasmo.data.sketch import DISTINCT_ERROR, RANK_ERROR
 from elasmo.data.text_pattern import count_patterns
 from tests.data.conftest import png, wav
@@ -138,8 +139,19 @@ def test_splits_modalities_and_labels_of_silver_and_gold_are_mixed_alike(pets: P
     assert mixes["split"] == {"train": 20, "heldout": 4}
     assert mixes["modality"] == dict.fromkeys(("image", "audio", "image+audio", "table"), 6)
     assert mixes["label"] == dict.fromkeys(("answer 0", "answer 1", "answer 2"), 8)
+    age, coat = (silver.tables["rows"].columns[f"messages.table.{name}"] for name in ("age", "coat"))
+    assert (age.rows, age.nulls, age.facets["value"].maximum) == (6, 0, 23)
+    assert (coat.rows, coat.nulls, coat.mix.counts) == (6, 0, {"black": 6})
     both = gold.tables["train"].merge(gold.tables["heldout"]).mixes()
     assert (both["modality"], both["label"]) == (mixes["modality"], mixes["label"])
+
+
+@pytest.mark.parametrize("text", ["{", "7", "[1]", '[{"segments": 3}]', '[{"segments": ["x"]}]', "[" * 9000, "null"])
+def test_a_landed_text_that_is_no_conversation_is_a_null_and_no_error(text: str) -> None:
+    messages = [text, None, '[{"segments": [{"table": {"n": 1%s, "m": true}}, {"text": 5}]}]' % ("0" * 400)]
+    columns = profile_table(pa.table({"messages": messages})).columns
+    assert (columns["messages.answer"].nulls, columns["messages.answer"].mix.counts) == (2, {"5": 1})
+    assert columns["messages.table.n"].facets["value"].not_finite == 1
 
 
 def test_parts_of_a_snapshot_merge_by_table() -> None:

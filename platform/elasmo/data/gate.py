@@ -135,9 +135,10 @@ def _contract(name: str, table: TableProfile, spec: TableSpec, contract: Contrac
 
 def _rules(spec: TableSpec, record: Mapping[str, RecordField]) -> Iterator[tuple[str, Column | RecordField]]:
     for name, column in spec.columns.items():
-        if column.type == "record":
-            yield from ((f"{name}.{field}", rule) for field, rule in record.items())
-        elif name != "split":
+        inside = {"record": f"{name}.", "messages": f"{name}.table."}.get(column.type)
+        if inside is not None:
+            yield from ((f"{inside}{field}", rule) for field, rule in record.items())
+        if column.type != "record" and name != "split":
             yield name, column
 
 

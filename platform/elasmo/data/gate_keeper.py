@@ -17,7 +17,8 @@ from typing import Any
 from elasmo.data.contract import Contract, TableSpec
 from elasmo.data.gate import Check, GateError, GateReport, judge
 from elasmo.data.manifest import Snapshot, SnapshotError, latest, open_snapshot, replace_text
-from elasmo.data.profile import Profile, profile_snapshot
+from elasmo.data.profile import Profile
+from elasmo.data.profiling import profile_snapshot
 from elasmo.data.repeat import find_repeats
 
 FOLDER = "profiles"

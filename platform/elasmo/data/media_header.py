@@ -42,7 +42,7 @@ def read_header(data: bytes) -> ImageHeader | AudioHeader | None:
 def _image(data: bytes) -> ImageHeader | None:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", Pillow.DecompressionBombWarning)
+            warnings.simplefilter("ignore")  # what is wrong with a file behind its size is not for here
             with Pillow.open(io.BytesIO(data), formats=FORMATS) as image:
                 return ImageHeader(*image.size, image.format or "unknown")
     except (OSError, SyntaxError, ValueError, EOFError, Pillow.DecompressionBombError):

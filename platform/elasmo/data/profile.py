@@ -1,4 +1,4 @@
-"""The profile of a snapshot: what its tables hold, computed shard by shard in one pass and merged.
+"""The profile of a snapshot: what its tables hold, as plain data that `profiling.py` computes.
 
 Merging the profiles of two shards gives the profile of both: exactly for rows, nulls, minimum, maximum, mixes and
 patterns, within the errors that `sketch.py` states for quantiles and distinct counts.
@@ -6,24 +6,13 @@ patterns, within the errors that `sketch.py` states for quantiles and distinct c
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-
-from elasmo.data.manifest import Layer, Snapshot
-from elasmo.data.media_header import read_header
+from elasmo.data.manifest import Layer
 from elasmo.data.sketch import Distinct, Mix, Numbers
-from elasmo.data.text_pattern import count_patterns
 
-MESSAGES = "messages"
-UNREADABLE = "unreadable"
 MIXES = {
     "split": ("split",),
     "modality": ("modality", "messages.modality"),
@@ -40,7 +29,7 @@ class ProfileError(ValueError):
 
 @dataclass(frozen=True)
 class ColumnProfile:
-    """A column, or a field of a record (`record.age`), or a part of messages (`messages.answer`).
+    """A column, a field of a record (`record.age`), or what messages hold (`messages.answer`, `messages.table.age`).
 
     Attributes:
         type: its Arrow type.
@@ -64,6 +53,11 @@ class ColumnProfile:
     @property
     def null_share(self) -> float:
         return self.nulls / self.rows if self.rows else 0.0
+
+    @property
+    def distinct_values(self) -> int | None:
+        """The estimate, held to the number of values; None for lists."""
+        return None if self.distinct is None else min(self.distinct.estimate(), self.rows - self.nulls)
 
     def found_shares(self) -> dict[str, float]:
         """Share of the values (not of the nulls) that hold each pattern or are of each format."""
@@ -149,92 +143,6 @@ class Profile:
         return cls(
             **{**tree, "tables": {name: TableProfile.from_json(table) for name, table in tree["tables"].items()}}
         )
-
-
-def profile_snapshot(snapshot: Snapshot) -> Profile:
-    """Reads every shard once, holding one at a time.
-
-    Raises:
-        SnapshotError: a shard that is absent or differs from its manifest.
-    """
-    tables = {}
-    for name, entry in snapshot.manifest["tables"].items():
-        table = TableProfile()
-        for shard in snapshot.read(name):
-            table = table.merge(profile_table(shard))
-        # As declared: Parquet reads a `list<item: T>` back as a `list<element: T>`, and a table may have no shard.
-        tables[name] = replace(table, schema={column["name"]: column["type"] for column in entry["schema"]})
-    return Profile(snapshot.manifest["dataset"], snapshot.manifest["layer"], snapshot.id, tables)
-
-
-def profile_table(rows: pa.Table) -> TableProfile:
-    """The profile of the rows of one shard, or of any Arrow table."""
-    schema = {column.name: str(column.type) for column in rows.schema}
-    return TableProfile(rows.num_rows, schema, {name: profile_column(values) for name, values in unfold(rows)})
-
-
-def unfold(rows: pa.Table) -> Iterator[tuple[str, pa.ChunkedArray]]:
-    """Columns by name; a struct as its fields, and conversations of silver with what they ask about and answer."""
-    for name, column in zip(rows.column_names, rows.columns, strict=True):
-        if not pa.types.is_struct(column.type):
-            yield name, column
-        for position in range(column.type.num_fields if pa.types.is_struct(column.type) else 0):
-            yield f"{name}.{column.type.field(position).name}", pc.struct_field(column, position)
-        if name == MESSAGES and "answer" not in rows.column_names and pa.types.is_string(column.type):
-            told = [(None, None) if text is None else _told(text) for text in column.to_pylist()]
-            for position, part in enumerate(("modality", "answer")):
-                yield f"{name}.{part}", pa.chunked_array([[row[position] for row in told]], pa.string())
-
-
-def profile_column(values: pa.ChunkedArray) -> ColumnProfile:
-    """The profile of one column; structs have to be unfolded before."""
-    kind, given = values.type, values.drop_null()
-    rows, nulls = len(values), values.null_count
-    if pa.types.is_integer(kind) or pa.types.is_floating(kind):
-        numbers = given.to_numpy()
-        distinct, mix = np.unique(numbers, return_counts=True), Mix(None)
-        if pa.types.is_integer(kind):
-            mix = Mix.of_counts({str(value): int(count) for value, count in zip(*distinct, strict=True)})
-        names = map(str, distinct[0].tolist())
-        return ColumnProfile(str(kind), rows, nulls, Distinct.of(names), mix, {"value": Numbers.of(numbers)})
-    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
-        media = given.to_pylist()
-        distinct_media = Distinct.of({hashlib.blake2b(file, digest_size=16).hexdigest() for file in media})
-        return ColumnProfile(str(kind), rows, nulls, distinct_media, Mix(None), *_media(media))
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        facets = {"items": Numbers.of(pc.list_value_length(given).to_numpy())}
-        inside, found = _media(pc.list_flatten(given).to_pylist()) if pa.types.is_binary(kind.value_type) else ({}, {})
-        return ColumnProfile(str(kind), rows, nulls, None, Mix(None), {**facets, **inside}, found)
-    texts = [str(value) for value in given.to_pylist()]
-    lengths = {"characters": Numbers.of(np.array([len(text) for text in texts], dtype=np.int64))}
-    return ColumnProfile(str(kind), rows, nulls, Distinct.of(texts), Mix.of(texts), lengths, count_patterns(texts))
-
-
-def _media(files: Sequence[bytes]) -> tuple[dict[str, Numbers], dict[str, int]]:
-    """Facets of the headers of encoded files, and files of each format."""
-    measured: dict[str, list[float]] = {name: [] for name in ("width", "height", "seconds", "rate_hz")}
-    formats: Counter[str] = Counter()
-    for file in files:
-        header = read_header(file)
-        formats[UNREADABLE if header is None else header.format] += 1
-        for name, value in ({} if header is None else vars(header)).items():
-            if name in measured:
-                measured[name].append(value)
-    facets = {name: Numbers.of(np.array(values)) for name, values in measured.items() if values}
-    sizes = {"bytes": Numbers.of(np.array([len(file) for file in files], dtype=np.int64))}
-    return {**facets, **sizes}, dict(sorted(formats.items()))
-
-
-def _told(text: str) -> tuple[str | None, str | None]:
-    """Modality and answer of a conversation in silver's JSON; None for both where it is none."""
-    try:
-        turns = json.loads(text)
-        segments = [segment for turn in turns for segment in turn["segments"]]
-        kinds = {kind for segment in segments for kind in segment}
-        answer = "".join(segment["text"] for segment in turns[-1]["segments"])
-    except (ValueError, TypeError, KeyError, IndexError):
-        return None, None
-    return "+".join(kind for kind in ("image", "audio", "table") if kind in kinds) or "text", answer
 
 
 def _merged(
