@@ -64,12 +64,12 @@ def test_the_page_holds_the_facts_and_needs_no_other_file(lake: str, tmp_path: P
     assert not [attrs for _, attrs in page.tags if attrs.keys() & {"src", "href", "srcset", "onclick"}]
     assert "url(" not in path.read_text() and "@import" not in path.read_text()
     assert "prefers-color-scheme: dark" in path.read_text() and "width=device-width" in path.read_text()
-    assert [tag for tag, _ in page.tags].count("svg") > 5
+    assert [tag for tag, _ in page.tags].count("svg") > 3
     text = " ".join(page.text.split())
     assert f"pets · {layer}" in text
     if layer == "silver":
         assert "images 12 rows" in text and "heldout 4 (16.7 %)" in text and "Verdict pass" in text
-        assert "min 8 5 % 8 25 % 8 median 8 75 % 8 95 % 8 max 8 mean 8" in text
+        assert "width always 8" in text
 
 
 def test_names_from_the_data_are_text_on_the_page(tmp_path: Path) -> None:

@@ -13,8 +13,9 @@ import pytest
 
 from elasmo.config import Config
 from elasmo.data.contract import Contract, ContractError, Gates, load_contract
-from elasmo.data.gate import Check, GateError, GateReport, judge
+from elasmo.data.gate import GateError, judge
 from elasmo.data.gate_keeper import gate_path, report_of
+from elasmo.data.gate_report import Check, GateReport
 from elasmo.data.ingest import IngestResult, ingest
 from elasmo.data.manifest import latest, open_snapshot
 from elasmo.data.profile import Profile
@@ -113,7 +114,7 @@ def test_nulls_that_grew_block_with_both_shares() -> None:
     check = only(report, "nulls", "scans.ink")
     assert check.verdict == "block" and check.numbers == {"share": 0.3}
     assert check.thresholds == {"share.warn": 0.02, "share.block": 0.2}
-    assert check.sentence.startswith("scans.ink had 0.0% nulls and has 30.0% (warns above 0.02, blocks above 0.2)")
+    assert check.sentence.startswith("scans.ink had 0.0 % nulls and has 30.0 % (warns above 0.02, blocks above 0.2)")
 
 
 def test_numbers_that_moved_block_by_psi_ks_and_range() -> None:
@@ -151,10 +152,10 @@ def test_refused_duplicate_and_leaking_values_are_held_against_their_thresholds(
     repeats = Repeats({"scans.png": (400, 300)}, {"scans": (9, ("cat",))}, 100, (("a/1", "b/2"),) * 20)
     report = judge(profile(columns()), None, contract(), {}, repeats, 1000, 600)
     assert report.sentences("block") == [
-        "300 of 400 values of scans.png (75.0%) equal an earlier one (warns above 0.05, blocks above 0.5).",
+        "300 of 400 values of scans.png (75.0 %) equal an earlier one (warns above 0.05, blocks above 0.5).",
         "1 of 9 concepts of scans are in both splits, the first 'cat'.",
-        "20 of 100 media (20.0%) are in both splits, the first a/1 and b/2 (warns above 0, blocks above 0.1).",
-        "600 of 1000 landed rows (60.0%) are in quarantine (warns above 0.05, blocks above 0.5).",
+        "20 of 100 media (20.0 %) are in both splits, the first a/1 and b/2 (warns above 0, blocks above 0.1).",
+        "600 of 1000 landed rows (60.0 %) are in quarantine (warns above 0.05, blocks above 0.5).",
     ]
 
 
@@ -224,9 +225,9 @@ def test_a_drifted_dataset_is_blocked_with_its_numbers_and_no_gold_is_written(
     with pytest.raises(GateError) as raised:
         ingest(config, tmp_path / "pets")
     told = str(raised.value)
-    assert "rows.messages.answer drifted" in told and "'answer 1' was 33.3% and is 100.0%" in told
+    assert "rows.messages.answer drifted" in told and "'answer 1' was 33.3 % and is 100 %" in told
     assert "images.data (width) drifted" in told and "its mean was 9 and is 12" in told
-    assert "rows.messages.table.coat had 0.0% nulls and has 100.0%" in told
+    assert "rows.messages.table.coat had 0.0 % nulls and has 100 %" in told
     assert "--accept" in told and "Traceback" not in told
     assert sorted(path.name for path in (first.lake / "pets" / "gold").iterdir()) == golds
     assert latest(first.lake, "pets", "silver") == silver_of(first)

@@ -8,71 +8,17 @@ more of the same, pass.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
 
 from elasmo.data.contract import Column, Contract, Gates, RecordField, TableSpec, Threshold
 from elasmo.data.drift import chi2_of_mixes, ks_of_numbers, outside, psi_of_mixes, psi_of_numbers
+from elasmo.data.gate_report import SEVERITY, Check, GateReport, Verdict
 from elasmo.data.profile import ColumnProfile, Profile, TableProfile
 from elasmo.data.repeat import Repeats
-
-Verdict = Literal["pass", "warn", "block"]
-SEVERITY: dict[Verdict, int] = {"pass": 0, "warn": 1, "block": 2}
+from elasmo.measure import units
 
 
 class GateError(ValueError):
     """A snapshot that may not become gold: one sentence for each check that blocks it, and the mend."""
-
-
-@dataclass(frozen=True)
-class Check:
-    """One comparison.
-
-    Attributes:
-        name: which, such as `drift`.
-        subject: the table, or `table.column`.
-        verdict: pass, warn or block.
-        numbers: what was measured.
-        thresholds: what it was held against, as `psi.block`; None where switched off.
-        sentence: what was found.
-    """
-
-    name: str
-    subject: str
-    verdict: Verdict
-    numbers: Mapping[str, float]
-    thresholds: Mapping[str, float | None]
-    sentence: str
-
-
-@dataclass(frozen=True)
-class GateReport:
-    """All checks of a snapshot, and who accepted it in spite of those that block."""
-
-    snapshot: str
-    predecessor: str | None
-    checks: tuple[Check, ...]
-    accepted: str | None = None
-
-    @property
-    def verdict(self) -> Verdict:
-        return max((check.verdict for check in self.checks), key=SEVERITY.__getitem__, default="pass")
-
-    @property
-    def opens(self) -> bool:
-        """Whether gold may be made."""
-        return self.verdict != "block" or self.accepted is not None
-
-    def sentences(self, verdict: Verdict) -> list[str]:
-        return [check.sentence for check in self.checks if check.verdict == verdict]
-
-    def to_json(self) -> dict[str, Any]:
-        return {**vars(self), "verdict": self.verdict, "checks": [vars(check) for check in self.checks]}
-
-    @classmethod
-    def from_json(cls, tree: Mapping[str, Any]) -> GateReport:
-        kept = {key: value for key, value in tree.items() if key != "verdict"}
-        return cls(**{**kept, "checks": tuple(Check(**check) for check in tree["checks"])})
 
 
 def judge(
@@ -93,7 +39,7 @@ def judge(
     gates = contract.gates
     checks = list(_repeats(repeats, gates))
     share = refused / max(1, landed)
-    text = f"{refused} of {landed} landed rows ({share:.1%}) are in quarantine"
+    text = f"{refused} of {landed} landed rows ({units.percent(share)}) are in quarantine"
     checks.append(_measured("refused", contract.name, share, gates.refused, text, _may_block(gates, landed)))
     for name, spec in tables.items():
         table = profile.tables.get(name, TableProfile())
@@ -160,7 +106,7 @@ def _table(name: str, before: TableProfile, after: TableProfile, spec: TableSpec
         if then is None or then.type != now.type or subject in gates.ignore:
             continue
         grown = max(0.0, now.null_share - then.null_share)
-        text = f"{subject} had {then.null_share:.1%} nulls and has {now.null_share:.1%}"
+        text = f"{subject} had {units.percent(then.null_share)} nulls and has {units.percent(now.null_share)}"
         yield _measured("nulls", subject, grown, gates.nulls, text, may_block)
         if column not in names:
             yield from _drift(subject, then, now, gates, may_block)
@@ -180,7 +126,7 @@ def _drift(subject: str, then: ColumnProfile, now: ColumnProfile, gates: Gates, 
         if was is None or is_ is None or not was.count or not is_.count:
             continue
         beyond = outside(was, is_)
-        text = f"{name} lay in {was.minimum:g} to {was.maximum:g}, and {beyond:.1%} of its values are outside now"
+        text = f"{name} lay in {was.minimum:g} to {was.maximum:g}, and {units.percent(beyond)} of its values are beyond"
         yield _measured("range", name, beyond, gates.outside, text, may_block)
         test = ks_of_numbers(was, is_)
         found = {"psi": psi_of_numbers(was, is_), "ks": test.size, "p": test.p}
@@ -203,7 +149,7 @@ def _drifted(subject: str, numbers: Mapping[str, float], gates: Gates, may_block
 def _repeats(repeats: Repeats, gates: Gates) -> Iterator[Check]:
     for subject, (count, repeated) in repeats.values.items():
         share = repeated / max(1, count)
-        text = f"{repeated} of {count} values of {subject} ({share:.1%}) equal an earlier one"
+        text = f"{repeated} of {count} values of {subject} ({units.percent(share)}) equal an earlier one"
         yield _measured("duplicates", subject, share, gates.duplicates, text, _may_block(gates, count))
     for table, (count, both) in repeats.concepts.items():
         text = f"{len(both)} of {count} concepts of {table} are in both splits"
@@ -212,7 +158,7 @@ def _repeats(repeats: Repeats, gates: Gates) -> Iterator[Check]:
         yield Check("leakage", table, "block" if both else "pass", numbers, {"both.block": 0.0}, sentence)
     share = len(repeats.leaked) / max(1, repeats.media)
     first = ", the first {} and {}".format(*repeats.leaked[0]) if repeats.leaked else ""
-    text = f"{len(repeats.leaked)} of {repeats.media} media ({share:.1%}) are in both splits{first}"
+    text = f"{len(repeats.leaked)} of {repeats.media} media ({units.percent(share)}) are in both splits{first}"
     yield _measured("leakage", "media", share, gates.leakage, text, _may_block(gates, repeats.media))
 
 
@@ -251,4 +197,4 @@ def _largest_change(then: Mapping[str, int], now: Mapping[str, int]) -> str:
     totals = sum(then.values()), sum(now.values())
     shares = {key: (then.get(key, 0) / totals[0], now.get(key, 0) / totals[1]) for key in {**then, **now}}
     key = max(shares, key=lambda name: abs(shares[name][0] - shares[name][1]))
-    return f"{key!r} was {shares[key][0]:.1%} and is {shares[key][1]:.1%}"
+    return f"{key!r} was {units.percent(shares[key][0])} and is {units.percent(shares[key][1])}"

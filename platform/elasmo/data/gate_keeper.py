@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from elasmo.data.contract import Contract, TableSpec
-from elasmo.data.gate import Check, GateError, GateReport, judge
+from elasmo.data.gate import GateError, judge
+from elasmo.data.gate_report import Check, GateReport
 from elasmo.data.manifest import Snapshot, SnapshotError, latest, open_snapshot, replace_text
 from elasmo.data.profile import Profile
 from elasmo.data.profiling import profile_snapshot
@@ -82,9 +83,9 @@ def pass_gate(
     _write(gate_path(silver), report.to_json())
     if not report.opens:
         raise GateError(
-            f"Silver snapshot {silver.id} of {contract.name} is blocked and no gold is made. "
-            + " ".join(report.sentences("block"))
-            + " Mend the data, set `gates` in its contract, or accept it with `elasmo ingest --accept`."
+            f"Silver snapshot {silver.id} of {contract.name} is blocked and no gold is made; mend the data, set "
+            "`gates` in its contract, or accept it with `elasmo ingest --accept`.\n"
+            + "\n".join(report.sentences("block"))
         )
     return report
 

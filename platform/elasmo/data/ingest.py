@@ -12,8 +12,8 @@ from elasmo.config import Config
 from elasmo.data.bronze import bronze_fingerprint, write_bronze
 from elasmo.data.contract import load_contract
 from elasmo.data.files import FilesSource
-from elasmo.data.gate import GateReport
 from elasmo.data.gate_keeper import pass_gate, profile_of
+from elasmo.data.gate_report import GateReport
 from elasmo.data.gold_writer import gold_fingerprint, write_gold
 from elasmo.data.manifest import Layer, Snapshot, mark_latest, recall, remember
 from elasmo.data.quarantine import Refusal, read_quarantine

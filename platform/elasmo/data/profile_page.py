@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 import jinja2
 
-from elasmo.data.gate import GateReport
+from elasmo.data.gate_report import GateReport
 from elasmo.data.profile import ColumnProfile, Profile
 from elasmo.data.sketch import DISTINCT_ERROR, RANK_ERROR, Numbers
 from elasmo.measure import units
@@ -77,27 +78,33 @@ def card(name: str, column: ColumnProfile) -> Card:
     nulls = f"{column.nulls:,} ({units.percent(column.null_share)})"
     figures = (("values", f"{column.rows:,}"), ("nulls", nulls), *distinct)
     facets = tuple(facet(key, numbers) for key, numbers in column.facets.items() if numbers.count)
-    mix = bars(column.mix.counts or {})
+    counts = column.mix.counts or {}
+    mix = bars(counts) if max(counts.values(), default=0) > 1 else ()  # a key says nothing by its values
     shares = column.found_shares()
     found = tuple(Bar(key, units.percent(share), share * 100) for key, share in shares.items())
     return Card(name, column.type, figures, facets, mix[:BARS_SHOWN], len(mix[BARS_SHOWN:]), found)
 
 
 def facet(name: str, numbers: Numbers) -> Facet:
-    """Histogram of equal bins from minimum to maximum, and quantiles."""
+    """Histogram of equal bins from minimum to maximum, one a value for a few integers; none for a single value."""
     assert numbers.minimum is not None and numbers.maximum is not None and numbers.mean is not None
-    low, high = float(numbers.minimum), float(numbers.maximum)
-    edges = sorted({low + (high - low) * number / BINS for number in range(1, BINS)} - {high})
-    shares = numbers.shares(edges).tolist() if low < high else [1.0]
-    ends = [low, *edges, high] if low < high else [low, high]
-    drawn = tuple(
-        Bar(f"{units.number(ends[n])} to {units.number(ends[n + 1])}", units.percent(share), 100 * share / max(shares))
-        for n, share in enumerate(shares)
-    )
+    low, high = numbers.minimum, numbers.maximum
+    lost = (("not finite", f"{numbers.not_finite:,}"),) if numbers.not_finite else ()
+    if low == high:
+        return Facet(name, (), (("always", units.number(low)), *lost))
+    if isinstance(low, int) and isinstance(high, int) and high - low < BINS:
+        edges: list[float] = [float(value) for value in range(low, high)]
+        labels = [units.number(value) for value in range(low, high + 1)]
+    else:
+        edges = sorted({low + (high - low) * number / BINS for number in range(1, BINS)} - {low, high})
+        ends = [units.number(end) for end in (low, *edges, high)]
+        labels = [f"{start} to {end}" for start, end in pairwise(ends)]
+    shares = numbers.shares(edges).tolist()
+    drawn = zip(labels, shares, strict=True)
+    bins = tuple(Bar(label, units.percent(share), 100 * share / max(shares)) for label, share in drawn)
     ranks = zip(RANKS, numbers.quantiles(list(RANKS.values())), strict=True)
     figures = [("min", low), *ranks, ("max", high), ("mean", numbers.mean)]
-    lost = (("not finite", f"{numbers.not_finite:,}"),) if numbers.not_finite else ()
-    return Facet(name, drawn, (*((key, units.number(value)) for key, value in figures), *lost))
+    return Facet(name, bins, (*((key, units.number(value)) for key, value in figures), *lost))
 
 
 def bars(counts: Mapping[str, int]) -> tuple[Bar, ...]:
