@@ -132,6 +132,21 @@ def test_labels_that_shifted_block_by_chi_squared_with_the_largest_change() -> N
     assert "'7' was" in drift.sentence and drift.thresholds["psi.block"] == 0.25
 
 
+def test_addresses_that_appear_in_a_text_and_media_of_another_format_are_drifts() -> None:
+    before = {**columns(), "note": [f"note {n}" for n in range(400)], "png": [png(n) for n in range(400)]}
+    notes = [f"note {n}" if n % 4 else f"a{n}@example.org" for n in range(400)]
+    report = judged({**before, "note": notes, "png": [png(n)[:4] if n % 2 else png(n) for n in range(400)]}, before)
+    assert "'email' was 0.0 % and is 25.0 %" in only(report, "drift", "scans.note (email)").sentence
+    assert only(report, "drift", "scans.png (format)").verdict == "block"
+    assert "'PNG' was 100 % and is 50.0 %" in only(report, "drift", "scans.png (format)").sentence
+
+
+def test_a_category_that_became_free_text_warns() -> None:
+    before = {**columns(), "kind": ["cat", "dog"] * 200}
+    report = judged({**before, "kind": [f"c{n:02}" for n in range(400)]}, before)
+    assert only(report, "mix", "scans.kind").sentence.startswith("scans.kind had 2 distinct values and has about 4")
+
+
 def test_what_chance_explains_passes_and_a_small_table_only_warns() -> None:
     """Half against all of twelve rows is a PSI of several, and no evidence; of 40 it is evidence, and few."""
     assert judged({**columns(12), "digit": [7] * 6 + [1] * 6}, columns(12)).verdict != "block"

@@ -26,7 +26,7 @@ def profile(
     overrides: Overrides = None,
     config_file: ConfigFile = None,
     layer: Annotated[
-        Literal["bronze", "silver", "gold", "quarantine"], typer.Option("--layer", help="Layer of the lake.")
+        Literal["bronze", "silver", "gold"], typer.Option("--layer", help="Layer of the lake.")
     ] = "silver",
     snapshot: Annotated[
         str | None, typer.Option("--snapshot", help="Snapshot id; the latest when left out.", show_default=False)

@@ -16,6 +16,9 @@ from elasmo.data.profile import ColumnProfile, Profile, TableProfile
 from elasmo.data.repeat import Repeats
 from elasmo.measure import units
 
+FEW = 10
+"""Rows for each distinct value, from which a column counts as one of categories."""
+
 
 class GateError(ValueError):
     """A snapshot that may not become gold: one sentence for each check that blocks it, and the mend."""
@@ -114,24 +117,46 @@ def _table(name: str, before: TableProfile, after: TableProfile, spec: TableSpec
 
 def _drift(subject: str, then: ColumnProfile, now: ColumnProfile, gates: Gates, may_block: bool) -> Iterator[Check]:
     """Categories where both have few values, else each distribution, with the share beyond the earlier range."""
+    categories = then.mix.counts and now.mix.counts
     if then.mix.counts and now.mix.counts:
-        test, size = chi2_of_mixes(then.mix.counts, now.mix.counts), psi_of_mixes(then.mix.counts, now.mix.counts)
-        found = {"psi": size, "chi2": test.size, "statistic": test.statistic, "p": test.p}
-        yield _drifted(subject, found, gates, may_block, _largest_change(then.mix.counts, now.mix.counts))
-    for facet in sorted({**then.facets, **now.facets}):
-        if facet in ("value", "characters") and then.mix.counts and now.mix.counts:
+        yield _mixed(subject, then.mix.counts, now.mix.counts, gates, may_block)
+    elif then.mix.counts and now.mix.counts is None and then.rows >= FEW * len(then.mix.counts):
+        sentence = f"{subject} had {len(then.mix.counts)} distinct values and has about {now.distinct_values}."
+        yield Check("mix", subject, "warn", {"before": float(len(then.mix.counts))}, {}, sentence)
+    for kind, earlier, later in _found(then, now):
+        yield _mixed(f"{subject} ({kind})", earlier, later, gates, may_block)
+    for facet in sorted(then.facets.keys() & now.facets.keys()):
+        was, is_ = then.facets[facet], now.facets[facet]
+        if not was.count or not is_.count or (categories and facet in ("value", "characters")):
             continue
         name = subject if facet == "value" else f"{subject} ({facet})"
-        was, is_ = then.facets.get(facet), now.facets.get(facet)
-        if was is None or is_ is None or not was.count or not is_.count:
-            continue
         beyond = outside(was, is_)
         text = f"{name} lay in {was.minimum:g} to {was.maximum:g}, and {units.percent(beyond)} of its values are beyond"
         yield _measured("range", name, beyond, gates.outside, text, may_block)
         test = ks_of_numbers(was, is_)
         found = {"psi": psi_of_numbers(was, is_), "ks": test.size, "p": test.p}
-        means = f"its mean was {was.mean:.4g} and is {is_.mean:.4g}"
-        yield _drifted(name, found, gates, may_block, means)
+        yield _drifted(name, found, gates, may_block, f"its mean was {was.mean:.4g} and is {is_.mean:.4g}")
+
+
+def _mixed(subject: str, was: Mapping[str, int], is_: Mapping[str, int], gates: Gates, may_block: bool) -> Check:
+    test = chi2_of_mixes(was, is_)
+    found = {"psi": psi_of_mixes(was, is_), "chi2": test.size, "statistic": test.statistic, "p": test.p}
+    return _drifted(subject, found, gates, may_block, _largest_change(was, is_))
+
+
+def _found(then: ColumnProfile, now: ColumnProfile) -> Iterator[tuple[str, Mapping[str, int], Mapping[str, int]]]:
+    """Counts before and now of media by format, or of texts with and without each pattern."""
+    columns = then, now
+    if any("bytes" in column.facets for column in columns):
+        was, is_ = (column.found for column in columns)
+        if was and is_:
+            yield "format", was, is_
+        return
+    values = [column.rows - column.nulls for column in columns]
+    for name in {**then.found, **now.found} if all(values) else ():
+        counts = [column.found.get(name, 0) for column in columns]
+        was, is_ = ({name: n, f"no {name}": total - n} for n, total in zip(counts, values, strict=True))
+        yield name, was, is_
 
 
 def _drifted(subject: str, numbers: Mapping[str, float], gates: Gates, may_block: bool, change: str) -> Check:

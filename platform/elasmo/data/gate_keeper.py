@@ -84,7 +84,8 @@ def pass_gate(
     if not report.opens:
         raise GateError(
             f"Silver snapshot {silver.id} of {contract.name} is blocked and no gold is made; mend the data, set "
-            "`gates` in its contract, or accept it with `elasmo ingest --accept`.\n"
+            "`gates` in its contract, or accept it with `elasmo ingest --accept`; "
+            f"`elasmo profile {contract.name} --snapshot {silver.id}` shows it.\n"
             + "\n".join(report.sentences("block"))
         )
     return report
