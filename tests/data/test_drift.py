@@ -75,3 +75,5 @@ def test_ks_of_sketches_above_their_exact_size_is_within_their_error() -> None:
 def test_outside_counts_both_ends_and_not_the_ends_themselves() -> None:
     assert outside(numbers(np.array([1, 2, 3])), numbers(np.array([0, 1, 3, 4]))) == 0.5
     assert outside(numbers(np.array([])), numbers(np.array([1]))) == 0
+    ends = np.array([-1.7976931348623157e308, 1.7976931348623157e308])
+    assert outside(numbers(ends), numbers(ends[1:])) == 0 and outside(numbers(ends[1:]), numbers(ends)) == 0.5

@@ -95,6 +95,20 @@ def test_what_breaks_the_contract_blocks(column: str, values: list[Any], sentenc
     assert report.verdict == "block" and sentence in report.sentences("block")[0]
 
 
+def test_a_record_that_may_be_null_breaks_no_contract_by_its_fields() -> None:
+    column = {"type": "record", "nullable": True}
+    tables = {"notes": {"columns": {"key": {"type": "string"}, "record": column}}}
+    ours = Contract.model_validate({**CONTRACT, "name": "pets", "source": "recipe", "tables": tables})
+    rows = pa.table({"key": ["a", "b"], "record": [None, {"age": 3, "coat": None}]})
+    made = Profile("pets", "silver", "s", {"notes": profile_table(rows)})
+    assert judge(made, None, ours, ours.tables, NONE, 2, 0).verdict == "pass"
+    column["nullable"] = False
+    strict = Contract.model_validate({**CONTRACT, "name": "pets", "source": "recipe", "tables": tables})
+    assert judge(made, None, strict, strict.tables, NONE, 2, 0).sentences("block") == [
+        "notes.record.age breaks the contract: 1 nulls in a column that takes none."
+    ]
+
+
 def test_columns_removed_and_retyped_block_and_added_ones_warn() -> None:
     before = {**columns(), "extra": [1] * 400}
     after = {**columns(), "ink": ["dark"] * 400, "other": [1] * 400}

@@ -12,7 +12,7 @@ import pytest
 
 from elasmo.config import Config
 from elasmo.data.ingest import ingest
-from elasmo.data.manifest import open_snapshot
+from elasmo.data.manifest import SnapshotWriter, open_snapshot
 from elasmo.data.media_header import AudioHeader, ImageHeader, read_header
 from elasmo.data.profile import Profile, ProfileError, TableProfile
 from elasmo.data.profiling import profile_snapshot, profile_table
@@ -152,6 +152,19 @@ def test_a_landed_text_that_is_no_conversation_is_a_null_and_no_error(text: str)
     columns = profile_table(pa.table({"messages": messages})).columns
     assert (columns["messages.answer"].nulls, columns["messages.answer"].mix.counts) == (2, {"5": 1})
     assert columns["messages.table.n"].facets["value"].not_finite == 1
+
+
+def test_a_snapshot_of_several_shards_keeps_its_declared_types_and_empty_tables(tmp_path: Path) -> None:
+    """Parquet names the items of a list otherwise than Arrow, so that a shard read back has another type's name."""
+    with SnapshotWriter(tmp_path, "pets", "gold") as writer:
+        for _ in range(3):
+            writer.add("train", rows_of(20))
+        writer.declare("heldout", rows_of(1).schema)
+    tables = profile_snapshot(writer.snapshot).tables
+    assert {name: table.rows for name, table in tables.items()} == {"train": 60, "heldout": 0}
+    assert (
+        tables["train"].schema == tables["heldout"].schema and "list<item: int32>" in tables["train"].schema["tokens"]
+    )
 
 
 def test_parts_of_a_snapshot_merge_by_table() -> None:

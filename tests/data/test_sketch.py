@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from itertools import chain
 
+import datasketches
 import numpy as np
 import pytest
 from hypothesis import given
@@ -43,6 +44,18 @@ def test_numbers_that_are_not_finite_are_counted_and_in_nothing_else() -> None:
     numbers = Numbers.of(np.array([np.nan, 1.0, np.inf])).merge(Numbers.of(np.array([np.nan])))
     assert (numbers.count, numbers.not_finite, numbers.minimum, numbers.maximum, numbers.mean) == (1, 3, 1.0, 1.0, 1.0)
     assert Numbers.of(np.array([])).quantiles([0.5]) == [] and Numbers().mean is None
+
+
+def test_a_sum_beyond_the_doubles_is_unknown_and_the_rest_stands() -> None:
+    huge = Numbers.of(np.array([1e308, 1e308]))
+    for numbers in (huge, Numbers.of(np.array([1e308])).merge(Numbers.of(np.array([1e308]))), huge.merge(Numbers())):
+        assert (numbers.count, numbers.mean, numbers.maximum) == (2, None, 1e308)
+    assert json.dumps(huge.to_json(), allow_nan=False)
+
+
+def test_the_stated_rank_error_is_the_library_s() -> None:
+    sketch = datasketches.kll_doubles_sketch(KLL_K)
+    assert sketch.normalized_rank_error(True) <= RANK_ERROR < 1.01 * sketch.normalized_rank_error(True)
 
 
 def test_shares_close_their_bins_above() -> None:

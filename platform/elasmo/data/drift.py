@@ -6,6 +6,7 @@ Each gives a size and, where it has one, the probability that samples of one dis
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -124,6 +125,7 @@ def outside(before: Numbers, after: Numbers) -> float:
     """Share of `after` below the minimum or above the maximum of `before`."""
     if before.minimum is None or before.maximum is None or not after.count:
         return 0.0
-    edges: Sequence[float] = [math.nextafter(float(before.minimum), -math.inf), float(before.maximum)]
-    below, _, above = after.shares(edges)
-    return float(below + above)
+    low = max(math.nextafter(float(before.minimum), -math.inf), -sys.float_info.max)
+    edges: Sequence[float] = sorted({low, float(before.maximum)})
+    shares = after.shares(edges)
+    return float(shares[0] + shares[-1])

@@ -14,6 +14,7 @@ from elasmo.data.drift import chi2_of_mixes, ks_of_numbers, outside, psi_of_mixe
 from elasmo.data.gate_report import SEVERITY, Check, GateReport, Verdict
 from elasmo.data.profile import ColumnProfile, Profile, TableProfile
 from elasmo.data.repeat import Repeats
+from elasmo.data.sketch import Numbers
 from elasmo.measure import units
 
 FEW = 10
@@ -86,7 +87,9 @@ def _rules(spec: TableSpec, record: Mapping[str, RecordField]) -> Iterator[tuple
     for name, column in spec.columns.items():
         inside = {"record": f"{name}.", "messages": f"{name}.table."}.get(column.type)
         if inside is not None:
-            yield from ((f"{inside}{field}", rule) for field, rule in record.items())
+            for field, rule in record.items():
+                absent = column.type == "record" and column.nullable  # the whole record may be null
+                yield f"{inside}{field}", rule.model_copy(update={"nullable": rule.nullable or absent})
         if column.type != "record" and name != "split":
             yield name, column
 
@@ -135,7 +138,7 @@ def _drift(subject: str, then: ColumnProfile, now: ColumnProfile, gates: Gates, 
         yield _measured("range", name, beyond, gates.outside, text, may_block)
         test = ks_of_numbers(was, is_)
         found = {"psi": psi_of_numbers(was, is_), "ks": test.size, "p": test.p}
-        yield _drifted(name, found, gates, may_block, f"its mean was {was.mean:.4g} and is {is_.mean:.4g}")
+        yield _drifted(name, found, gates, may_block, f"its mean was {_mean(was)} and is {_mean(is_)}")
 
 
 def _mixed(subject: str, was: Mapping[str, int], is_: Mapping[str, int], gates: Gates, may_block: bool) -> Check:
@@ -216,6 +219,10 @@ def _limits(threshold: Threshold) -> str:
         f"{side}s above {value:g}" for side in ("warn", "block") if (value := getattr(threshold, side)) is not None
     ]
     return ", ".join(sides) or "switched off"
+
+
+def _mean(numbers: Numbers) -> str:
+    return units.UNKNOWN if numbers.mean is None else f"{numbers.mean:.4g}"
 
 
 def _largest_change(then: Mapping[str, int], now: Mapping[str, int]) -> str:

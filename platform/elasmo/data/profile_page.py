@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
@@ -87,7 +88,7 @@ def card(name: str, column: ColumnProfile) -> Card:
 
 def facet(name: str, numbers: Numbers) -> Facet:
     """Histogram of equal bins from minimum to maximum, one a value for a few integers; none for a single value."""
-    assert numbers.minimum is not None and numbers.maximum is not None and numbers.mean is not None
+    assert numbers.minimum is not None and numbers.maximum is not None
     low, high = numbers.minimum, numbers.maximum
     lost = (("not finite", f"{numbers.not_finite:,}"),) if numbers.not_finite else ()
     if low == high:
@@ -95,15 +96,18 @@ def facet(name: str, numbers: Numbers) -> Facet:
     if isinstance(low, int) and isinstance(high, int) and high - low < BINS:
         edges: list[float] = [float(value) for value in range(low, high)]
         labels = [units.number(value) for value in range(low, high + 1)]
-    else:
-        edges = sorted({low + (high - low) * number / BINS for number in range(1, BINS)} - {low, high})
+    elif math.isfinite(high - low):
+        edges = sorted({low + (high - low) * (number / BINS) for number in range(1, BINS)} - {low, high})
         ends = [units.number(end) for end in (low, *edges, high)]
         labels = [f"{start} to {end}" for start, end in pairwise(ends)]
+    else:
+        edges, labels = [0.0], ["below 0", "above 0"]  # from one end of the doubles to the other
     shares = numbers.shares(edges).tolist()
     drawn = zip(labels, shares, strict=True)
     bins = tuple(Bar(label, units.percent(share), 100 * share / max(shares)) for label, share in drawn)
     ranks = zip(RANKS, numbers.quantiles(list(RANKS.values())), strict=True)
-    figures = [("min", low), *ranks, ("max", high), ("mean", numbers.mean)]
+    mean = math.nan if numbers.mean is None else numbers.mean
+    figures = [("min", low), *ranks, ("max", high), ("mean", mean)]
     return Facet(name, bins, (*((key, units.number(value)) for key, value in figures), *lost))
 
 

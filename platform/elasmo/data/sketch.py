@@ -41,7 +41,7 @@ class Numbers:
         not_finite: NaN and infinite values, in nothing else here.
         minimum: smallest value, None without any; an int where the values are.
         maximum: largest value.
-        total: sum; its last bits depend on the order of merging.
+        total: sum, None where it is no finite double; its last bits depend on the order of merging.
         sketch: serialized KLL sketch of doubles.
     """
 
@@ -49,7 +49,7 @@ class Numbers:
     not_finite: int = 0
     minimum: float | int | None = None
     maximum: float | int | None = None
-    total: float = 0.0
+    total: float | None = 0.0
     sketch: bytes = b""
 
     @classmethod
@@ -60,12 +60,13 @@ class Numbers:
             return cls(not_finite=len(values))
         kll = datasketches.kll_doubles_sketch(KLL_K)
         kll.update(finite.astype(np.float64))
-        low, high, total = finite.min().item(), finite.max().item(), math.fsum(finite.tolist())
-        return cls(len(finite), len(values) - len(finite), low, high, total, kll.serialize())
+        low, high, lost = finite.min().item(), finite.max().item(), len(values) - len(finite)
+        return cls(len(finite), lost, low, high, _sum(finite.tolist()), kll.serialize())
 
     @property
     def mean(self) -> float | None:
-        return self.total / self.count if self.count else None
+        """None without values, or where their sum is no finite double."""
+        return self.total / self.count if self.count and self.total is not None else None
 
     def quantiles(self, ranks: Sequence[float]) -> list[float]:
         """Values at normalized ranks in 0..1; empty without values."""
@@ -91,7 +92,7 @@ class Numbers:
             self.not_finite + other.not_finite,
             min(_number(self.minimum), _number(other.minimum)),
             max(_number(self.maximum), _number(other.maximum)),
-            self.total + other.total,
+            None if self.total is None or other.total is None else _sum([self.total, other.total]),
             kll.serialize(),
         )
 
@@ -166,6 +167,13 @@ class Mix:
     @classmethod
     def from_json(cls, tree: Mapping[str, int] | None) -> Mix:
         return cls(None if tree is None else dict(tree))
+
+
+def _sum(values: Sequence[float]) -> float | None:
+    try:
+        return math.fsum(values)
+    except OverflowError:
+        return None
 
 
 def _number(value: float | int | None) -> float | int:
