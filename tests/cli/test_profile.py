@@ -13,7 +13,7 @@ from elasmo.cli.main import app, mistake
 from elasmo.data.gate import GateError
 from elasmo.data.manifest import SnapshotError
 from tests.data.conftest import good_rows, write_dataset
-from tests.data.test_gate import farm
+from tests.data.test_gate_keeper import farm
 
 
 class Page(HTMLParser):

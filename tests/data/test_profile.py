@@ -1,4 +1,4 @@
-"""Profiles: shards merged against the whole, headers and patterns, and what a silver snapshot's profile holds."""
+"""Profiles: shards merged against the whole, and what a silver snapshot's profile holds."""
 
 from __future__ import annotations
 
@@ -13,11 +13,9 @@ import pytest
 from elasmo.config import Config
 from elasmo.data.ingest import ingest
 from elasmo.data.manifest import SnapshotWriter, open_snapshot
-from elasmo.data.media_header import AudioHeader, ImageHeader, read_header
 from elasmo.data.profile import Profile, ProfileError, TableProfile
 from elasmo.data.profiling import profile_snapshot, profile_table
 from elasmo.data.sketch import DISTINCT_ERROR, RANK_ERROR
-from elasmo.data.text_pattern import count_patterns
 from tests.data.conftest import png, wav
 
 
@@ -91,34 +89,9 @@ def test_media_are_measured_by_their_headers() -> None:
     assert medium.facets["rate_hz"].mean == 22_050 and medium.facets["bytes"].minimum == len(b"neither")
 
 
-def test_a_header_is_read_without_the_pixels_and_samples_behind_it() -> None:
-    assert read_header(png(1, 9)[:60]) == ImageHeader(9, 9, "PNG")
-    assert read_header(wav(1)) == AudioHeader(pytest.approx(0.2), 22_050, "WAV")  # type: ignore[arg-type]
-    assert read_header(b"") is None and read_header(b"RIFF") is None
-
-
 def test_shards_of_other_columns_do_not_merge() -> None:
     with pytest.raises(ProfileError, match="different columns"):
         profile_table(pa.table({"a": [1]})).merge(profile_table(pa.table({"a": ["1"]})))
-
-
-@pytest.mark.parametrize(
-    ("text", "patterns"),
-    [
-        ("seen 2024-01-31", ["date"]),
-        ("on 3.12.2024 or 1/2/2024", ["date"]),
-        ("version 1.2.3", []),
-        ("550e8400-e29b-41d4-a716-446655440000", ["uuid"]),
-        ("sha 9f86d081884c7d65", ["hex"]),
-        ("123456789012 and deadbeefcafe", []),
-        ("weighs 12 kg, 3.5cm", ["unit"]),
-        ("12 kgs of 5 mice", []),
-        ("write to a.b@example.org", ["email"]),
-        ("https://example.org/x", ["url"]),
-    ],
-)
-def test_patterns(text: str, patterns: list[str]) -> None:
-    assert list(count_patterns([text, "plain"])) == patterns
 
 
 def test_every_layer_has_a_profile_beside_its_snapshots(pets: Path, config: Config) -> None:
