@@ -165,6 +165,19 @@ def test_what_chance_explains_passes_and_a_small_table_only_warns() -> None:
     assert judged({**columns(40), "digit": [7] * 40}, columns(40), min_rows=10).verdict == "block"
 
 
+def test_few_values_in_a_large_table_only_warn() -> None:
+    rare = [float(number) if number < 30 else None for number in range(400)]
+    moved = [None if value is None else value + 100 for value in rare]
+    report = judged({**columns(), "ink": moved}, {**columns(), "ink": rare})
+    assert only(report, "range", "scans.ink").verdict == only(report, "drift", "scans.ink").verdict == "warn"
+
+
+def test_a_column_to_ignore_that_is_none_is_told() -> None:
+    assert judged(columns(), columns(), ignore=["scans.inc"]).sentences("warn") == [
+        "gates.ignore names scans.inc, which is no column."
+    ]
+
+
 def test_rows_and_tables_that_are_gone() -> None:
     check = only(judged(columns(150), columns(400)), "rows", "scans")
     assert check.verdict == "block" and check.numbers["share"] == 0.625

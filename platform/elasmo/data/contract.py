@@ -164,7 +164,7 @@ class Gates(Part):
     alpha: float = Field(0.001, gt=0, lt=1, description="p-value from which a drift may be chance and passes")
     duplicates: Threshold = Field(Threshold(warn=0.05, block=0.5), description="share of media or messages seen before")
     leakage: Threshold = Field(Threshold(warn=0.0, block=0.1), description="share of media that are in both splits")
-    min_rows: int = Field(50, ge=0, description="a table with fewer rows, now or before, is warned of and not blocked")
+    min_rows: int = Field(50, ge=0, description="fewer values than this, now or before, warn and do not block")
     ignore: tuple[str, ...] = Field((), description="`table.column`s that may drift, such as a running number")
 
     @model_validator(mode="before")

@@ -53,6 +53,11 @@ def judge(
     if before is not None:
         gone = [name for name in before.tables if name not in profile.tables]
         checks += [_schema(name, gates.columns, f"table {name} is gone") for name in gone]
+        known = {
+            f"{name}.{column}" for made in (before, profile) for name, t in made.tables.items() for column in t.columns
+        }
+        lost = [name for name in gates.ignore if name not in known]
+        checks += [_schema(name, "warn", f"gates.ignore names {name}, which is no column") for name in lost]
     return GateReport(profile.snapshot, None if before is None else before.snapshot, tuple(checks))
 
 
@@ -101,7 +106,6 @@ def _table(name: str, before: TableProfile, after: TableProfile, spec: TableSpec
         if old != new:
             what = "was added" if old is None else "is gone" if new is None else f"was {old} and is {new}"
             yield _schema(f"{name}.{column}", "warn" if old is None else gates.columns, f"{name}.{column} {what}")
-    may_block = _may_block(gates, min(before.rows, after.rows))
     if before.rows:
         lost = max(0.0, 1 - after.rows / before.rows)
         text = f"{name} had {before.rows} rows and has {after.rows}"
@@ -113,27 +117,27 @@ def _table(name: str, before: TableProfile, after: TableProfile, spec: TableSpec
             continue
         grown = max(0.0, now.null_share - then.null_share)
         text = f"{subject} had {units.percent(then.null_share)} nulls and has {units.percent(now.null_share)}"
-        yield _measured("nulls", subject, grown, gates.nulls, text, may_block)
+        yield _measured("nulls", subject, grown, gates.nulls, text, _may_block(gates, min(then.rows, now.rows)))
         if column not in names:
-            yield from _drift(subject, then, now, gates, may_block)
+            yield from _drift(subject, then, now, gates)
 
 
-def _drift(subject: str, then: ColumnProfile, now: ColumnProfile, gates: Gates, may_block: bool) -> Iterator[Check]:
+def _drift(subject: str, then: ColumnProfile, now: ColumnProfile, gates: Gates) -> Iterator[Check]:
     """Categories where both have few values, else each distribution, with the share beyond the earlier range."""
     categories = then.mix.counts and now.mix.counts
     if then.mix.counts and now.mix.counts:
-        yield _mixed(subject, then.mix.counts, now.mix.counts, gates, may_block)
+        yield _mixed(subject, then.mix.counts, now.mix.counts, gates)
     elif then.mix.counts and now.mix.counts is None and then.rows >= FEW * len(then.mix.counts):
         sentence = f"{subject} had {len(then.mix.counts)} distinct values and has about {now.distinct_values}."
         yield Check("mix", subject, "warn", {"before": float(len(then.mix.counts))}, {}, sentence)
     for kind, earlier, later in _found(then, now):
-        yield _mixed(f"{subject} ({kind})", earlier, later, gates, may_block)
+        yield _mixed(f"{subject} ({kind})", earlier, later, gates)
     for facet in sorted(then.facets.keys() & now.facets.keys()):
         was, is_ = then.facets[facet], now.facets[facet]
         if not was.count or not is_.count or (categories and facet in ("value", "characters")):
             continue
         name = subject if facet == "value" else f"{subject} ({facet})"
-        beyond = outside(was, is_)
+        beyond, may_block = outside(was, is_), _may_block(gates, min(was.count, is_.count))
         text = f"{name} lay in {was.minimum:g} to {was.maximum:g}, and {units.percent(beyond)} of its values are beyond"
         yield _measured("range", name, beyond, gates.outside, text, may_block)
         test = ks_of_numbers(was, is_)
@@ -141,7 +145,8 @@ def _drift(subject: str, then: ColumnProfile, now: ColumnProfile, gates: Gates, 
         yield _drifted(name, found, gates, may_block, f"its mean was {_mean(was)} and is {_mean(is_)}")
 
 
-def _mixed(subject: str, was: Mapping[str, int], is_: Mapping[str, int], gates: Gates, may_block: bool) -> Check:
+def _mixed(subject: str, was: Mapping[str, int], is_: Mapping[str, int], gates: Gates) -> Check:
+    may_block = _may_block(gates, min(sum(was.values()), sum(is_.values())))
     test = chi2_of_mixes(was, is_)
     found = {"psi": psi_of_mixes(was, is_), "chi2": test.size, "statistic": test.statistic, "p": test.p}
     return _drifted(subject, found, gates, may_block, _largest_change(was, is_))
