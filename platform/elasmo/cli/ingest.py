@@ -24,6 +24,9 @@ def ingest(
     ] = None,
     overrides: Overrides = None,
     config_file: ConfigFile = None,
+    accept: Annotated[
+        bool, typer.Option("--accept", help="Make gold of a snapshot that the gate blocks; this is recorded.")
+    ] = False,
 ) -> None:
     """Check, split and tokenise a dataset folder into the lake; what has not changed is not redone."""
     from rich.console import Console
@@ -49,7 +52,7 @@ def ingest(
                 how = "unchanged, hashes verified" if done.reused else "written"
                 console.print(f"[bold]{layer:<6}[/] {done.snapshot}  {how} in {done.seconds:.1f} s")
 
-        result = ingest_folder(config, folder, progress)
+        result = ingest_folder(config, folder, progress, accept)
     console.print(_rows_table(result))
     if result.refused:
         console.print(f"[yellow]{len(result.refused)} rows in quarantine[/] under {result.lake / result.dataset}")
@@ -57,6 +60,10 @@ def ingest(
             console.print(f"  {count:>6}  {reason}", markup=False, highlight=False, soft_wrap=True)
     else:
         console.print("no row was refused")
+    for sentence in [*result.gate.sentences("block"), *result.gate.sentences("warn")]:
+        console.print(f"gate   {sentence}", style="yellow", markup=False, highlight=False, soft_wrap=True)
+    if result.gate.accepted:
+        console.print(f"accepted {result.gate.accepted}", markup=False, highlight=False, soft_wrap=True)
     name = "" if folder == Path(config.data.dataset) else f" data.dataset={folder}"
     console.print(f"gold {result.gold} of {result.dataset} in {result.seconds:.1f} s", markup=False)
     console.print(f"  next   elasmo train{name}", markup=False, highlight=False, soft_wrap=True)

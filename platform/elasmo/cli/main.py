@@ -17,12 +17,30 @@ import elasmo
 VERBS = (
     "demo",
     "ingest",
+VERBS = (
+    "demo",
+    "ingest",
+    "profile",
     "train",
     "publish",
     "serve",
     "chat",
     "report",
     "trace",
+    "import-hf",
+    "export-hf",
+    "config",
+    "doctor",
+)
+    "train",
+    "publish",
+    "serve",
+    "chat",
+    "report",
+<<<<<<< HEAD
+    "trace",
+=======
+>>>>>>> profiles
     "import-hf",
     "export-hf",
     "config",

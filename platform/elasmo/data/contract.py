@@ -137,6 +137,47 @@ class Media(Part):
         return LimitsConfig(**{**platform.model_dump(), **{k: min(v, getattr(platform, k)) for k, v in ours.items()}})
 
 
+class Threshold(Part):
+    """Above `warn` a person is told, above `block` no gold is made; null switches either off."""
+
+    warn: float | None = None
+    block: float | None = None
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Threshold:
+        if self.warn is not None and self.block is not None and self.warn > self.block:
+            raise ValueError(f"warn={self.warn} is above block={self.block}")
+        return self
+
+
+class Gates(Part):
+    """How far a snapshot may lie from its predecessor and from the contract before it becomes gold (`gate.py`)."""
+
+    columns: Literal["pass", "warn", "block"] = Field("block", description="columns that were removed or retyped")
+    rows: Threshold = Field(Threshold(warn=0.1, block=0.5), description="share of a table's rows that is gone")
+    refused: Threshold = Field(Threshold(warn=0.05, block=0.5), description="share of the bronze rows in quarantine")
+    nulls: Threshold = Field(Threshold(warn=0.02, block=0.2), description="growth of a column's share of nulls")
+    outside: Threshold = Field(Threshold(warn=0.02, block=0.2), description="share of values beyond the earlier range")
+    psi: Threshold = Field(Threshold(warn=0.1, block=0.25), description="population stability index")
+    ks: Threshold = Field(Threshold(warn=0.1, block=0.25), description="Kolmogorov-Smirnov distance")
+    chi2: Threshold = Field(Threshold(warn=0.1, block=0.25), description="Cramér's V of the chi-squared test")
+    alpha: float = Field(0.001, gt=0, lt=1, description="p-value from which a drift may be chance and passes")
+    duplicates: Threshold = Field(Threshold(warn=0.05, block=0.5), description="share of media or messages seen before")
+    leakage: Threshold = Field(Threshold(warn=0.0, block=0.1), description="share of media that are in both splits")
+    min_rows: int = Field(50, ge=0, description="fewer values than this, now or before, warn and do not block")
+    ignore: tuple[str, ...] = Field((), description="`table.column`s that may drift, such as a running number")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _keep_defaults(cls, tree: Any) -> Any:
+        """A threshold that names `block` alone keeps the default of `warn`."""
+        if not isinstance(tree, dict):
+            return tree
+        default = {name: field.default for name, field in cls.model_fields.items()}
+        kept = {name: value.model_dump() for name, value in default.items() if isinstance(value, Threshold)}
+        return {k: {**kept[k], **v} if k in kept and isinstance(v, dict) else v for k, v in tree.items()}
+
+
 class Contract(Part):
     """The whole contract of a dataset folder."""
 
@@ -153,6 +194,7 @@ class Contract(Part):
     heldout_fraction: Fraction = Field(0.1, description="`files` source: share of concepts held out by hash")
     record: dict[str, RecordField] = {}
     media: Media = Media()
+    gates: Gates = Gates()
 
     @model_validator(mode="after")
     def _agrees(self) -> Contract:
@@ -221,5 +263,5 @@ def _sentence(path: Path, error: dict[str, Any]) -> str:
 
 
 def _all_keys() -> set[str]:
-    parts = (Contract, TableSpec, Column, SplitRule, RecordField, Licence, Media)
+    parts = (Contract, TableSpec, Column, SplitRule, RecordField, Licence, Media, Gates, Threshold)
     return {name for part in parts for name in part.model_fields}

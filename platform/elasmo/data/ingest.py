@@ -12,6 +12,8 @@ from elasmo.config import Config
 from elasmo.data.bronze import bronze_fingerprint, write_bronze
 from elasmo.data.contract import load_contract
 from elasmo.data.files import FilesSource
+from elasmo.data.gate_keeper import pass_gate, profile_of
+from elasmo.data.gate_report import GateReport
 from elasmo.data.gold_writer import gold_fingerprint, write_gold
 from elasmo.data.manifest import Layer, Snapshot, mark_latest, recall, remember
 from elasmo.data.quarantine import Refusal, read_quarantine
@@ -52,6 +54,7 @@ class IngestResult:
         refused: rows in quarantine, of both steps.
         modalities: gold rows of each (split, modality).
         seconds: wall time.
+        gate: what the gate found of silver.
     """
 
     dataset: str
@@ -60,6 +63,7 @@ class IngestResult:
     refused: tuple[Refusal, ...]
     modalities: dict[str, dict[str, int]]
     seconds: float
+    gate: GateReport
 
     @property
     def gold(self) -> str:
@@ -81,14 +85,18 @@ Progress = Callable[[Layer, LayerResult | None], None]
 """Told (layer, None) when a layer begins and (layer, result) when it stands."""
 
 
-def ingest(config: Config, dataset_dir: str | Path | None = None, progress: Progress | None = None) -> IngestResult:
+def ingest(
+    config: Config, dataset_dir: str | Path | None = None, progress: Progress | None = None, accept: bool = False
+) -> IngestResult:
     """Ingests a dataset folder (`data.dataset` when None) into `data.lake`.
 
-    Bad rows go to the quarantine. Layers whose input has not changed are verified by hash and kept.
+    Bad rows go to the quarantine. Layers whose input has not changed are verified by hash and kept. `accept` makes gold
+    of a silver snapshot that the gate blocks.
 
     Raises:
         ContractError: no folder, no contract, or a contract that cannot be used.
         SourceError: the recipe or the rows file cannot be read.
+        GateError: silver drifted from the snapshot before it, or breaks the contract; no gold is made.
         GoldBuildError: no sample is left, or the model config does not fit the data.
     """
     start = time.perf_counter()
@@ -98,6 +106,7 @@ def ingest(config: Config, dataset_dir: str | Path | None = None, progress: Prog
     lake = Path(config.data.lake)
     limits = contract.media.limits(config.data.limits)
     results: list[LayerResult] = []
+    reports: list[GateReport] = []
 
     def layer(name: Layer, fingerprint: str, write: Callable[[], Snapshot]) -> Snapshot:
         if progress is not None:
@@ -107,6 +116,9 @@ def ingest(config: Config, dataset_dir: str | Path | None = None, progress: Prog
         snapshot = standing or write()
         if standing is None:
             remember(snapshot, fingerprint)
+        profile_of(snapshot)
+        if name == "silver":  # before it becomes the latest, which is what the next snapshot is held against
+            reports.append(pass_gate(snapshot, bronze, contract, source.tables, accept))
         mark_latest(snapshot)
         seconds = time.perf_counter() - began
         result = LayerResult(name, snapshot.id, snapshot.tables(), snapshot.size_bytes(), seconds, standing is not None)
@@ -137,4 +149,5 @@ def ingest(config: Config, dataset_dir: str | Path | None = None, progress: Prog
         for refusal in read_quarantine(lake, contract.name, snapshot.details["quarantine"])
     ]
     modalities = gold.details["rows_by_modality"]
-    return IngestResult(contract.name, lake, tuple(results), tuple(refused), modalities, time.perf_counter() - start)
+    seconds = time.perf_counter() - start
+    return IngestResult(contract.name, lake, tuple(results), tuple(refused), modalities, seconds, reports[0])

@@ -267,7 +267,7 @@ def open_snapshot(lake: Path, dataset: str, layer: Layer, snapshot: str) -> Snap
 
 def mark_latest(snapshot: Snapshot) -> None:
     """Makes `snapshot` the one that readers get when they name none."""
-    _replace(snapshot.path.parent / LATEST, snapshot.id)
+    replace_text(snapshot.path.parent / LATEST, snapshot.id)
 
 
 def latest(lake: Path, dataset: str, layer: Layer) -> str | None:
@@ -278,7 +278,7 @@ def latest(lake: Path, dataset: str, layer: Layer) -> str | None:
 
 def remember(snapshot: Snapshot, fingerprint: str) -> None:
     """Files `snapshot` under the hash of everything that it was computed from."""
-    _replace(snapshot.path.parent / "inputs" / fingerprint, snapshot.id)
+    replace_text(snapshot.path.parent / "inputs" / fingerprint, snapshot.id)
 
 
 def recall(lake: Path, dataset: str, layer: Layer, fingerprint: str) -> Snapshot | None:
@@ -307,7 +307,8 @@ def _alive(process: int) -> bool:
     return True
 
 
-def _replace(path: Path, text: str) -> None:
+def replace_text(path: Path, text: str) -> None:
+    """Writes a file whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}-{os.getpid()}")
     _write_synced(draft, text.encode())
