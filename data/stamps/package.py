@@ -10,7 +10,7 @@ from pathlib import Path
 
 from elasmo.data.source import SourceError
 
-BESIDE = Path(__file__).parent / "package"
+BESIDE = Path(__file__).parent / "tuxpaint-stamps"
 INSTALLED = Path("/usr/share/tuxpaint/stamps")
 PICTURES = (".png", ".svg")  # where a stamp has both, the pixels that its author chose
 RECORDING = re.compile(r"(?P<stamp>.+)_desc(?:_(?P<language>.+))?\.ogg")
@@ -32,7 +32,7 @@ class Recording:
 
 
 def root() -> Path:
-    """The folder of stamps: `package` beside the recipe (a folder or a link) if it is there, else the installed one.
+    """The folder of stamps: `tuxpaint-stamps` beside the recipe, a folder or a link, if there; else the installed one.
 
     Raises:
         SourceError: neither exists.

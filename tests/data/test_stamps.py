@@ -62,8 +62,8 @@ def write(folder: Path, name: str, content: bytes | str) -> None:
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The recipe beside a small package: 24 whole stamps, and one of everything that lacks something."""
     folder = tmp_path_factory.mktemp("data") / "stamps"
-    shutil.copytree(FOLDER, folder, ignore=shutil.ignore_patterns("package", "__pycache__"))
-    stamps = folder / "package"
+    shutil.copytree(FOLDER, folder, ignore=shutil.ignore_patterns("tuxpaint-stamps", "__pycache__"))
+    stamps = folder / "tuxpaint-stamps"
     for number, noun in enumerate(NOUNS):
         write(stamps, f"things/{noun}.png", png((number * 10, 200, 90, 255)))
         write(stamps, f"things/{noun}.txt", f"A {noun}.\nfr.utf8=Un {noun}.\nel.utf8=Ένα {noun}.\nde.utf8=\n")
@@ -168,7 +168,7 @@ def test_sound_has_one_rate_and_its_pitch_and_the_originals_hash(result: IngestR
     for key, rate, hertz, name in (("en", 8_000, 300, ""), ("fr", 44_100, 310, "_fr")):
         row = rows[f"things/thing5/{key}"]
         assert row["source_rate"] == rate
-        file = dataset / "package" / "things" / f"thing5_desc{name}.ogg"
+        file = dataset / "tuxpaint-stamps" / "things" / f"thing5_desc{name}.ogg"
         assert row["sha256"] == hashlib.sha256(file.read_bytes()).hexdigest()
         samples = decode_audio(silver.content(Ref("voices", row["key"])), LimitsConfig(), 22_050)
         assert len(samples) == pytest.approx(0.3 * 22_050, abs=2)
@@ -219,13 +219,13 @@ def test_files_that_differ_but_hold_the_same_sound_share_a_group(dataset: Path, 
     group = {row["key"]: row["group"] for row in silver.rows("pictures")}
     assert group["things/thing22"] == group["things/thing23"] == "things/thing22"
     assert group["things/thing21"] == "things/thing21"
-    files = [dataset / "package" / "things" / f"thing{number}_desc.ogg" for number in (22, 23)]
+    files = [dataset / "tuxpaint-stamps" / "things" / f"thing{number}_desc.ogg" for number in (22, 23)]
     assert files[0].read_bytes() != files[1].read_bytes()
 
 
 def test_inputs_change_with_a_byte_of_the_package(recipe: ModuleType, dataset: Path) -> None:
     before = recipe.inputs()
-    path = dataset / "package" / "things" / "thing0.txt"
+    path = dataset / "tuxpaint-stamps" / "things" / "thing0.txt"
     text = path.read_text()
     path.write_text(text + "it.utf8=Una cosa.\n")
     try:
@@ -237,7 +237,7 @@ def test_inputs_change_with_a_byte_of_the_package(recipe: ModuleType, dataset: P
 
 def test_without_the_package_one_sentence_says_what_to_install(tmp_path: Path) -> None:
     folder = tmp_path / "stamps"
-    shutil.copytree(FOLDER, folder, ignore=shutil.ignore_patterns("package", "__pycache__"))
+    shutil.copytree(FOLDER, folder, ignore=shutil.ignore_patterns("tuxpaint-stamps", "__pycache__"))
     code = (folder / "package.py").read_text()
     (folder / "package.py").write_text(code.replace(str(INSTALLED), str(tmp_path / "nowhere")))
     with pytest.raises(SourceError, match="apt-get install tuxpaint-stamps-default") as caught:

@@ -14,7 +14,21 @@ import typer
 
 import elasmo
 
-VERBS = ("demo", "ingest", "train", "publish", "serve", "chat", "report", "import-hf", "export-hf", "config", "doctor")
+VERBS = (
+    "demo",
+    "lint",
+    "ingest",
+    "preview",
+    "train",
+    "publish",
+    "serve",
+    "chat",
+    "report",
+    "import-hf",
+    "export-hf",
+    "config",
+    "doctor",
+)
 
 app = typer.Typer(
     no_args_is_help=True,
