@@ -115,7 +115,7 @@ def test_whole_stamps_stand_and_each_gap_is_named(result: IngestResult) -> None:
         "pictures/drawn/broken": "image: The image is in no format that is read here; send PNG, JPEG, WEBP, GIF, BMP, "
         "TIFF.",
         "pictures/other/nameless": "captions is missing",
-        "pictures/other/unseen": "format is missing",
+        "pictures/other/unseen": "image is missing",
         "voices/drawn/broken/en": "stamp is pictures/drawn/broken, which was refused or never landed",
         "voices/other/bare/el": "caption is missing",
         "voices/other/unseen/en": "stamp is pictures/other/unseen, which was refused or never landed",

@@ -24,7 +24,9 @@ def lint(
     findings = check(dataset, load(config_file, list(overrides or ())).data.limits)
     for finding in findings:
         typer.echo(finding)
-    levels = Counter(finding.level for finding in findings)
-    typer.echo(f"{dataset}: {levels['error']} errors, {levels['warning']} warnings")
+    levels = Counter(error=0, warning=0)
+    levels.update(finding.level for finding in findings)
+    counted = (f"{count} {level}" + ("" if count == 1 else "s") for level, count in levels.items())
+    typer.echo(f"{dataset}: {', '.join(counted)}")
     if levels["error"]:
         raise typer.Exit(1)

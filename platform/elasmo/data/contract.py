@@ -205,7 +205,10 @@ def load_contract(folder: Path) -> Contract:
     try:
         contract = Contract.model_validate(tree)
     except ValidationError as error:
-        items = error.errors()
+        # Pydantic counts only the items that are valid: a list whose one item is bad would be called too short as well.
+        given = error.errors()
+        inner = {item["loc"][:depth] for item in given for depth in range(len(item["loc"]))}
+        items = [item for item in given if item["type"] != "too_short" or item["loc"] not in inner]
         sentences = "\n".join(_sentence(path, dict(item)) for item in items)
         raise ContractError(sentences, [item["loc"] for item in items]) from None
     if contract.name != folder.resolve().name:

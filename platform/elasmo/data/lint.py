@@ -47,7 +47,7 @@ def lint(folder: Path, platform: LimitsConfig) -> list[Finding]:
         for sentence, place in zip(sentences, places, strict=True):
             text = sentence.removeprefix(f"{path}: ").removeprefix(f"{path} ")
             found.append(Finding("error", path, _line(root, place), text))
-        return found
+        return sorted(found, key=lambda finding: finding.line or 0)
     check = lint_recipe if contract.source == "recipe" else lint_files
     found += check(folder, contract, contract.media.limits(platform))
     return sorted(found, key=lambda finding: (finding.path != path, str(finding.path), finding.line or 0))

@@ -101,8 +101,8 @@ def preview(
     opened = open_snapshot(lake, dataset, layer, found)
     cards = _gold_cards(opened, count, keys, seed) if layer == "gold" else _table_cards(opened, count, keys, seed)
     refused = _refused(lake, dataset, opened)
-    reasons = Counter(f"{refusal.table}: {refusal.reason.split(';')[0]}" for refusal in refused)
-    shown = spread(refused, [(r.table, r.reason.split(" ")[0]) for r in refused], REFUSED_SHOWN, seed)
+    reasons = Counter(refusal.kind for refusal in refused)
+    shown = spread(refused, [refusal.kind for refusal in refused], REFUSED_SHOWN, seed)
     tables = {name: rows for name, rows in opened.tables().items() if name != "index"}
     return Page(dataset, layer, found, tables, cards, shown, reasons.most_common(REFUSED_SHOWN), len(refused))
 
