@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from elasmo.cli.main import app
 from elasmo.config import load
 from elasmo.data.ingest import ingest
-from elasmo.data.preview import PreviewError
+from elasmo.data.preview_cards import PreviewError
 from tests.data.conftest import good_rows, write_dataset
 
 

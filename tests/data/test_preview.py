@@ -13,7 +13,8 @@ from elasmo.config import Config
 from elasmo.data.gold import Gold
 from elasmo.data.ingest import ingest
 from elasmo.data.manifest import latest, open_snapshot
-from elasmo.data.preview import Page, PreviewError, data_uri, preview, render, spread
+from elasmo.data.preview import Page, preview, render
+from elasmo.data.preview_cards import PreviewError, data_uri, spread
 from tests.data.conftest import good_rows, line, png, wav, write_dataset
 
 EVIL = '<script>alert("x")</script>'
