@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,11 @@ from elasmo.data.draft import Draft, Ref, Turn
 from elasmo.data.source import SilverRows
 
 from . import media, package, questions
+from .package import Recording
 
 Row = dict[str, Any]
 SCALED_TO = 224 * 224  # pixels, where the contract names no media.image_pixels
+AHEAD = 64  # recordings converted before the first of them is landed
 RATE = 22_050  # Hz, where the contract names no media.sample_rate
 
 
@@ -40,9 +43,7 @@ def land() -> Iterator[tuple[str, Mapping[str, Any]]]:
     stamps, caps = package.root(), load_contract(Path(__file__).parent).media
     captions = package.captions(stamps)
     same: dict[str, set[str]] = defaultdict(set)
-    for recording in package.recordings(stamps):
-        content = recording.path.read_bytes()
-        audio, source_rate = media.recording(content, caps.sample_rate or RATE)
+    for recording, content, audio, source_rate in _converted(package.recordings(stamps), caps.sample_rate or RATE):
         same[_sha256(audio)].add(recording.stamp)
         yield (
             "voices",
@@ -112,6 +113,18 @@ def _other(row: Row, rows: list[Row]) -> Row | None:
 
 def _ask(key: str, parts: tuple[Ref, ...], question: str, answer: str) -> Draft:
     return Draft(key, (Turn("user", (*parts, question)), Turn("assistant", (answer,))))
+
+
+def _converted(recordings: list[Recording], rate: int) -> Iterator[tuple[Recording, bytes, bytes, int | None]]:
+    """Each recording, its file, its sound at `rate`, its own rate, in order; libsndfile leaves Python's lock free."""
+
+    def convert(recording: Recording) -> tuple[Recording, bytes, bytes, int | None]:
+        content = recording.path.read_bytes()
+        return recording, content, *media.recording(content, rate)
+
+    with ThreadPoolExecutor() as pool:
+        for start in range(0, len(recordings), AHEAD):
+            yield from pool.map(convert, recordings[start : start + AHEAD])
 
 
 def _json(captions: Mapping[str, str] | None) -> str | None:
