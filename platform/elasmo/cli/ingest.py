@@ -66,6 +66,7 @@ def ingest(
         console.print(f"accepted {result.gate.accepted}", markup=False, highlight=False, soft_wrap=True)
     name = "" if folder == Path(config.data.dataset) else f" data.dataset={folder}"
     console.print(f"gold {result.gold} of {result.dataset} in {result.seconds:.1f} s", markup=False)
+    console.print(f"  look   elasmo preview {folder}", markup=False, highlight=False, soft_wrap=True)
     console.print(f"  next   elasmo train{name}", markup=False, highlight=False, soft_wrap=True)
 
 

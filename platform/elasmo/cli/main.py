@@ -17,9 +17,8 @@ import elasmo
 VERBS = (
     "demo",
     "ingest",
-VERBS = (
-    "demo",
-    "ingest",
+    "lint",
+    "preview",
     "profile",
     "train",
     "publish",
@@ -27,20 +26,6 @@ VERBS = (
     "chat",
     "report",
     "trace",
-    "import-hf",
-    "export-hf",
-    "config",
-    "doctor",
-)
-    "train",
-    "publish",
-    "serve",
-    "chat",
-    "report",
-<<<<<<< HEAD
-    "trace",
-=======
->>>>>>> profiles
     "import-hf",
     "export-hf",
     "config",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -19,7 +20,14 @@ Modality = Annotated[str, Field(pattern=r"^(text|(image|audio|table)(\+(image|au
 
 
 class ContractError(ValueError):
-    """A contract that cannot be used, in sentences that name the file, the key, the value and the mend."""
+    """A contract that cannot be used, in sentences that name the file, the key, the value and the mend.
+
+    `places` holds the path of keys that each line is about, where it is about keys.
+    """
+
+    def __init__(self, message: str, places: Sequence[tuple[int | str, ...]] = ()) -> None:
+        super().__init__(message)
+        self.places = tuple(places)
 
 
 class Part(BaseModel):
@@ -239,7 +247,12 @@ def load_contract(folder: Path) -> Contract:
     try:
         contract = Contract.model_validate(tree)
     except ValidationError as error:
-        raise ContractError("\n".join(_sentence(path, dict(item)) for item in error.errors())) from None
+        # Pydantic counts only the items that are valid: a list whose one item is bad would be called too short as well.
+        given = error.errors()
+        inner = {item["loc"][:depth] for item in given for depth in range(len(item["loc"]))}
+        items = [item for item in given if item["type"] != "too_short" or item["loc"] not in inner]
+        sentences = "\n".join(_sentence(path, dict(item)) for item in items)
+        raise ContractError(sentences, [item["loc"] for item in items]) from None
     if contract.name != folder.resolve().name:
         raise ContractError(
             f"{path}: name is {contract.name!r} but the folder is {folder.resolve().name!r}; they must be equal, since "

@@ -54,7 +54,7 @@ class FilesSource:
         return {ROWS: SplitRule(concept="concept", column="split", heldout_fraction=self.contract.heldout_fraction)}
 
     def describe(self) -> dict[str, dict[str, str]]:
-        names = sorted({self.contract.rows, CONTRACT_FILE} | {path for _, path in self._media()})
+        names = sorted({self.contract.rows, CONTRACT_FILE} | {path for _, path in self.media()})
         present = [name for name in names if (self.folder / name).is_file()]
         return {"files": {n: hashlib.sha256((self.folder / n).read_bytes()).hexdigest() for n in present}, "inputs": {}}
 
@@ -62,10 +62,10 @@ class FilesSource:
         return {"key": False, "data": True} if table in MEDIA else {"key": False, "line": False}
 
     def land(self) -> Iterator[tuple[str, Row]]:
-        for table, path in self._media():
+        for table, path in self.media():
             file = self.folder / path
             yield table, {"key": path, "data": file.read_bytes() if file.is_file() else None}
-        for number, line in self._lines():
+        for number, line in self.lines():
             yield ROWS, {"key": f"{self.contract.rows}:{number}", "line": line}
 
     def parse(self, table: str, row: Row) -> Row:
@@ -95,16 +95,17 @@ class FilesSource:
             )
             yield Draft(row["id"], turns, row["split"], row["concept"], Ref(ROWS, row["key"]))
 
-    def _lines(self) -> Iterator[tuple[int, str]]:
+    def lines(self) -> Iterator[tuple[int, str]]:
+        """Number and text of each line that is not blank."""
         with open(self.path, encoding="utf-8", errors="replace") as file:
             for number, line in enumerate(file, start=1):
                 if line.strip():
                     yield number, line.rstrip("\n")
 
-    def _media(self) -> list[tuple[str, str]]:
+    def media(self) -> list[tuple[str, str]]:
         """(table, path) of each medium that a readable line names, each once, in order."""
         found: dict[tuple[str, str], None] = {}
-        for _, line in self._lines():
+        for _, line in self.lines():
             try:
                 messages = _parse_line(line).get("messages")
             except RowError:

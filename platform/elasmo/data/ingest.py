@@ -77,8 +77,8 @@ class IngestResult:
 
     @property
     def reasons(self) -> Counter[str]:
-        """Refused rows by table and the head of their reason."""
-        return Counter(f"{refusal.table}: {refusal.reason.split(';')[0]}" for refusal in self.refused)
+        """Refused rows by table and kind of reason."""
+        return Counter(refusal.kind for refusal in self.refused)
 
 
 Progress = Callable[[Layer, LayerResult | None], None]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ import pyarrow as pa
 from elasmo.data.manifest import Layer, Snapshot, SnapshotWriter, open_snapshot
 
 TABLE = "rows"
+_PARTICULARS = re.compile(r"'[^']*'|\"[^\"]*\"|(?<!\S)[^\s/]+/[^\s,]+|\d+(?:[.x]\d+)*")  # quoted, a path, a figure
 SCHEMA = pa.schema([("refused_by", pa.string()), ("table", pa.string()), ("key", pa.string()), ("reason", pa.string())])
 
 
@@ -33,6 +35,11 @@ class Refusal:
     table: str
     key: str
     reason: str
+
+    @property
+    def kind(self) -> str:
+        """Table and head of the reason; what names one row or measures it is left out, so that kinds can be counted."""
+        return f"{self.table}: {_PARTICULARS.sub('…', self.reason.split(';')[0])}"
 
 
 def write_quarantine(lake: Path, dataset: str, parent: Snapshot, refusals: Iterable[Refusal]) -> str | None:

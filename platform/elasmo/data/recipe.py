@@ -88,8 +88,8 @@ class RecipeSource:
             yield
         except ModuleNotFoundError as error:
             raise SourceError(
-                f"{self.path} needs the Python package {error.name!r}; install it (for data/digits: "
-                "pip install 'elasmo[demo]')."
+                f"{self.path} needs the Python package {error.name!r}; install it (for the recipes of "
+                "this repository: pip install 'elasmo[demo]')."
             ) from error
         except SourceError:
             raise
