@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from elasmo.data.draft import Split
-from elasmo.data.gold import GoldRow
 from elasmo.data.gold_mixture import GoldMixture
 from elasmo.train.engine import TrainEngine
 from elasmo.train.loss import Sums
@@ -25,13 +24,12 @@ def evaluate(engine: TrainEngine, gold: GoldMixture, batch_size: int) -> Sums:
     Returns:
         This rank's sums; merge them over ranks.
     """
-    row_ids = gold.index(SPLIT).row_ids
-    batches = -(-len(row_ids) // batch_size)
-    part, parts = engine.mesh.place.dp, engine.layout.dp
+    row_ids = gold.index(SPLIT).row_ids.tolist()
     sums = Sums()
     engine.deepspeed.eval()
     try:
-        for rows in _share(gold, row_ids.tolist(), batch_size, part, parts, -(-batches // parts)):
+        for chosen in shares(row_ids, batch_size, engine.mesh.place.dp, engine.layout.dp):
+            rows = gold.read(chosen)
             output = engine.evaluate([row.encoded for row in rows] if rows else None)
             if output is not None and engine.leads:
                 sums.add(output.losses, output.correct, output.batch, [row.modality for row in rows])
@@ -40,10 +38,8 @@ def evaluate(engine: TrainEngine, gold: GoldMixture, batch_size: int) -> Sums:
     return sums
 
 
-def _share(
-    gold: GoldMixture, row_ids: list[int], batch_size: int, rank: int, world: int, rounds: int
-) -> Iterator[list[GoldRow]]:
-    for turn in range(rounds):
-        first = (turn * world + rank) * batch_size
-        chosen = row_ids[first : first + batch_size]
-        yield gold.read(chosen) if chosen else []
+def shares(row_ids: Sequence[int], batch_size: int, rank: int, world: int) -> Iterator[list[int]]:
+    """Rows of each forward pass of one rank: every row on one rank, and as many passes, some empty, on each rank."""
+    for first in range(0, len(row_ids), batch_size * world):
+        mine = first + rank * batch_size
+        yield list(row_ids[mine : mine + batch_size])
