@@ -53,10 +53,15 @@ def same(ours: SlotRows, theirs: SlotRows) -> bool:
     return True
 
 
-@pytest.mark.parametrize(("world", "start"), [(1, 0), (2, 2), (3, 1)])
-def test_the_stream_equals_direct_reading(session: None, tiny: Config, world: int, start: int) -> None:
-    config = tiny.model_copy(update={"train": tiny.train.model_copy(update={"stop_after": STEPS})})
-    name = f"window-{world}-{start}"
+@pytest.mark.parametrize(("world", "start", "decoders"), [(1, 0, 1), (2, 2, 1), (3, 1, 1), (1, 0, 3)])
+def test_the_stream_equals_direct_reading(session: None, tiny: Config, world: int, start: int, decoders: int) -> None:
+    config = tiny.model_copy(
+        update={
+            "train": tiny.train.model_copy(update={"stop_after": STEPS}),
+            "data": tiny.data.model_copy(update={"decode_workers": decoders}),
+        }
+    )
+    name = f"window-{world}-{start}-{decoders}"
     window = Window.options(name=name, namespace="test-stream").remote(start)
     shards = PlanDataConfig(
         config, name, "test-stream", functools.partial(planner.slot_readers, config.train)

@@ -51,7 +51,10 @@ class DataConfig(Section):
     )
     mixture: tuple[SourceConfig, ...] = Field((), description="datasets to train on together, instead of `dataset`")
     engine: Literal["ray", "direct"] = "ray"
-    decode_workers: Positive = Field(1, description="Ray Data decode actors for each training rank")
+    decode_workers: Positive = Field(
+        1,
+        description="Ray Data decode actors for each training rank; several cost a hop through the object store a slot",
+    )
     decode_cpus: Annotated[float, Field(gt=0)] = 0.25
     lookahead_mb: Positive = Field(64, description="object store that decoded micro-batches of a rank may fill")
     shuffle_window_shards: Positive = 4

@@ -147,7 +147,11 @@ class PlanDataConfig(RayDataConfig):
         attempt, first_step = window
         source = PlanSource(plan, rank, world, first_step, self.config.train.last_step)
         DataContext.get_current().enable_progress_bars = False
-        stream = ray.data.read_datasource(source, override_num_blocks=1, num_cpus=data.decode_cpus).map_batches(
+        # Ray Data runs both steps in one actor where they ask for the same resources, which saves an object a slot; but
+        # the source is one task, so then one actor decodes everything. Asking for less here keeps the steps apart.
+        apart = data.decode_workers > 1
+        read_cpus = data.decode_cpus / 2 if apart else data.decode_cpus
+        stream = ray.data.read_datasource(source, override_num_blocks=1, num_cpus=read_cpus).map_batches(
             DecodeSlot,
             fn_constructor_args=(gold.pinned(data), gold.loss_on),
             batch_size=None,
