@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from elasmo.config import LimitsConfig
+from elasmo.data.origin import FilesOrigin, Origin, SampleSpec, SegmentSpec, SqlOrigin, TurnSpec
+from elasmo.data.part import Part
 
 CONTRACT_FILE = "contract.yaml"
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
@@ -20,12 +22,6 @@ Modality = Annotated[str, Field(pattern=r"^(text|(image|audio|table)(\+(image|au
 
 class ContractError(ValueError):
     """A contract that cannot be used, in sentences that name the file, the key, the value and the mend."""
-
-
-class Part(BaseModel):
-    """A frozen part of the contract that takes the keys it names and no others."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class Licence(Part):
@@ -143,15 +139,19 @@ class Contract(Part):
     name: Name
     title: str
     description: str = ""
-    source: Literal["recipe", "files"]
+    source: Literal["recipe", "files", "tables"]
     recipe: str = Field("recipe.py", description="Python module of a `recipe` source, beside the contract")
     rows: str = Field("rows.jsonl", description="JSONL file of a `files` source, beside the contract")
     licences: tuple[Licence, ...] = Field(min_length=1)
     modalities: tuple[Modality, ...] = Field(min_length=1)
-    tables: dict[str, TableSpec] = {}
-    splits: dict[str, SplitRule] = {}
-    heldout_fraction: Fraction = Field(0.1, description="`files` source: share of concepts held out by hash")
-    record: dict[str, RecordField] = {}
+    tables: dict[str, TableSpec] = Field({})
+    splits: dict[str, SplitRule] = Field({})
+    origins: dict[str, Origin] = Field({}, alias="from", description="`tables` source: where each table lands from")
+    samples: tuple[SampleSpec, ...] = Field((), description="`tables` source: conversations made of rows")
+    heldout_fraction: Fraction = Field(
+        0.1, description="share of concepts held out by hash where `splits` says nothing"
+    )
+    record: dict[str, RecordField] = Field({})
     media: Media = Media()
 
     @model_validator(mode="after")
@@ -160,6 +160,10 @@ class Contract(Part):
             raise ValueError("a recipe source needs `tables`, the tables its recipe lands")
         if self.source == "files" and (self.tables or self.splits):
             raise ValueError("a files source has built-in tables; remove `tables` and `splits` (use heldout_fraction)")
+        if self.source == "tables" and not (self.tables and self.origins and self.samples):
+            raise ValueError("a tables source needs `tables` (columns), `from` (where they land from) and `samples`")
+        if self.source != "tables" and (self.origins or self.samples):
+            raise ValueError(f"`from` and `samples` are for source: tables; remove them from source: {self.source}")
         for table, rule in self.splits.items():
             if table not in self.tables:
                 raise ValueError(f"splits.{table} names a table that is not in `tables`")
@@ -221,5 +225,7 @@ def _sentence(path: Path, error: dict[str, Any]) -> str:
 
 
 def _all_keys() -> set[str]:
-    parts = (Contract, TableSpec, Column, SplitRule, RecordField, Licence, Media)
-    return {name for part in parts for name in part.model_fields}
+    parts = (Contract, TableSpec, Column, SplitRule, RecordField, Licence, Media, FilesOrigin, SqlOrigin, SampleSpec)
+    return {
+        field.alias or name for part in (*parts, TurnSpec, SegmentSpec) for name, field in part.model_fields.items()
+    }
