@@ -16,11 +16,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from elasmo.data.contract import ContractError
 from elasmo.data.gold import Gold
-from elasmo.data.source import SourceError
 from tests.data import twelve
-from tests.data.twelve import bronze, contract, ingested, landed, refused, rows
+from tests.data.twelve import bronze, contract, ingested, landed, rows
 
 SHARDS = Path(__file__).parent / "shards"
 

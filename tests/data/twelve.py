@@ -75,7 +75,7 @@ def contract(folder: Path, origin: dict[str, Any], **changes: Any) -> Path:
         "samples": [{"table": "pets", "turns": TURNS}],
         **changes,
     }
-    (folder / "contract.yaml").write_text(yaml.safe_dump(tree, allow_unicode=True))
+    (folder / "contract.yaml").write_text(yaml.safe_dump(tree, allow_unicode=True, sort_keys=False))
     return folder
 
 

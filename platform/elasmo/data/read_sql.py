@@ -129,6 +129,10 @@ class SqlCopy:
     def discard(self) -> None:
         """Deletes the copy, so that the next one starts from the database as it then is."""
         shutil.rmtree(self.folder, ignore_errors=True)
+        self.unlock()
+
+    def unlock(self) -> None:
+        """Lets other processes go on with what stands."""
         if self._lock is not None:
             self._lock.close()
             self._lock = None
@@ -186,17 +190,16 @@ class SqlCopy:
             self.discard()
             raise SourceError(
                 f"{self.at}: {self.name} counts {counted} rows, but {progress.rows} were copied; ingest again "
-                f"while nothing writes to it, and name a `key` column ({self.origin.key!r} now) that is unique and never "
-                "null."
+                f"while nothing writes to it, and with a `key` that is unique and never null, unlike {self.origin.key!r}."
             )
 
     def _refuse_keys(self, keys: Sequence[Any]) -> None:
         if any(key is None for key in keys) or len(set(keys)) < len(keys):
             self.discard()
-            what = "null" if any(key is None for key in keys) else "the same"
+            what = "is null in a row" if any(key is None for key in keys) else "has a value twice"
             raise SourceError(
-                f"{self.at}.key: column {self.origin.key!r} of {self.name} is {what} in two rows or more; name a "
-                "column that is unique and never null."
+                f"{self.at}.key: column {self.origin.key!r} of {self.name} {what}; name one that is unique "
+                "and never null."
             )
         unknown = type(keys[-1]).__name__
         if unknown not in KEY_TYPES:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -95,7 +96,8 @@ class TablesSource:
         for table, origin in self.contract.origins.items():
             if isinstance(origin, SqlOrigin):
                 copy = self._copies[table]
-                done = copy.complete(partial(self._from_database, table))
+                with self._unlocking():
+                    done = copy.complete(partial(self._from_database, table))
                 inputs[f"{copy.name} ({done.rows} rows)"] = done.checksum
                 continue
             found = self._files(table, origin)
@@ -113,7 +115,8 @@ class TablesSource:
     def land(self) -> Iterator[tuple[str, Row]]:
         for table, origin in self.contract.origins.items():
             rows = self._copies[table].rows() if isinstance(origin, SqlOrigin) else self._from_files(table, origin)
-            yield from ((table, row) for row in rows)
+            with self._unlocking():
+                yield from ((table, row) for row in rows)
 
     def release(self) -> None:
         """Bronze stands: copies of SQL tables may go."""
@@ -127,6 +130,16 @@ class TablesSource:
 
     def drafts(self, silver: SilverRows) -> Iterator[Draft | Refusal]:
         return row_samples.drafts(self.contract, silver)
+
+    @contextmanager
+    def _unlocking(self) -> Iterator[None]:
+        """Keeps what was copied, but not the right to it, when ingestion fails."""
+        try:
+            yield
+        except BaseException:
+            for copy in self._copies.values():
+                copy.unlock()
+            raise
 
     def _files(self, table: str, origin: FilesOrigin) -> list[SourceFile]:
         return locate(self.folder, f"from.{table}.path", origin.path, READERS[origin.format].SUFFIXES)
