@@ -67,12 +67,12 @@ class SourceFile:
         name, own = (text.rpartition("/")[0] for text in (self.name, self.path))
         return SourceFile(f"{name}/{path}" if name else path, f"{own}/{path}", self.fs)
 
-    def broken(self, why: object, what: str = "file") -> SourceError:
+    def broken(self, why: object, what: str = "a file") -> SourceError:
         """The sentence on a file that cannot be read."""
         reason = str(getattr(why, "strerror", None) or why).strip().rstrip(".").splitlines()
         named = reason[0] if reason else type(why).__name__
         return SourceError(
-            f"{self.name} is not a {what} that can be read ({named}); restore the file, or take it out of the "
+            f"{self.name} is not {what} that can be read ({named}); restore the file, or take it out of the "
             "contract's `path`."
         )
 
@@ -87,7 +87,7 @@ def open_text(file: SourceFile, encoding: str) -> Iterator[io.TextIOWrapper]:
             try:
                 yield text
             except UnicodeDecodeError as error:
-                raise file.broken(f"a byte at {error.start} of a block is not {encoding}", "text file") from None
+                raise file.broken(f"a byte at {error.start} of a block is not {encoding}", "a text file") from None
 
 
 def locate(folder: Path, key: str, path: str, suffixes: Sequence[str]) -> list[SourceFile]:

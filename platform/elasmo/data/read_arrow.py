@@ -40,5 +40,5 @@ def batches(file: SourceFile) -> Iterator[pa.RecordBatch]:
             else:
                 with pa.ipc.open_file(raw) as opened:
                     yield from (opened.get_batch(i) for i in range(opened.num_record_batches))
-        except pa.ArrowException as error:
-            raise file.broken(error, "Arrow file") from error
+        except (pa.ArrowException, OSError) as error:
+            raise file.broken(error, "an Arrow file") from error

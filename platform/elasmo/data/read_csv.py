@@ -20,10 +20,10 @@ def read(origin: FilesOrigin, files: Sequence[SourceFile]) -> Iterator[SourceRow
             try:
                 header = next(reader, [])
             except csv.Error as error:
-                raise file.broken(f"its header: {error}", "CSV file") from None
+                raise file.broken(f"its header: {error}", "a CSV file") from None
             repeated = [name for name in header if header.count(name) > 1]
             if repeated:
-                raise file.broken(f"column {repeated[0]!r} is there twice", "CSV file")
+                raise file.broken(f"column {repeated[0]!r} is there twice", "a CSV file")
             yield from _rows(file, reader, header)
 
 

@@ -59,7 +59,7 @@ def _splits(file: SourceFile) -> Iterator[tuple[str, str]]:
     tree = _tree(file)
     parts = tree.get("split_parts")
     if not isinstance(parts, dict):
-        raise file.broken("split_parts is not an object of lists", "split file")
+        raise file.broken("split_parts is not an object of lists", "a split file")
     seen = {expanded for pattern in tree.get("exclude") or [] for expanded in expand(str(pattern))}
     for part, patterns in parts.items():
         for shard in (expanded for pattern in patterns or [] for expanded in expand(str(pattern))):
@@ -95,7 +95,7 @@ def _tree(file: SourceFile) -> Mapping[str, Any]:
         content = file.read().decode()
         tree = json.loads(content) if file.name.endswith(".json") else yaml.safe_load(content)
     except (ValueError, yaml.YAMLError) as error:
-        raise file.broken(error, "metadata file") from None
+        raise file.broken(error, "a metadata file") from None
     if not isinstance(tree, dict):
-        raise file.broken("it holds no object", "metadata file")
+        raise file.broken("it holds no object", "a metadata file")
     return tree

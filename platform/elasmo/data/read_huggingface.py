@@ -58,7 +58,7 @@ def _data_files(state: SourceFile) -> list[str]:
     try:
         return [str(entry["filename"]) for entry in entries or []]
     except (TypeError, KeyError):
-        raise state.broken("_data_files is not a list of files", "dataset state") from None
+        raise state.broken("_data_files is not a list of files", "a dataset state") from None
 
 
 def _labels(info: Mapping[str, Any]) -> dict[str, list[str]]:
@@ -75,7 +75,7 @@ def _json(file: SourceFile) -> Mapping[str, Any]:
     try:
         tree = json.loads(file.read())
     except ValueError as error:
-        raise file.broken(error, "JSON file") from None
+        raise file.broken(error, "a JSON file") from None
     if not isinstance(tree, dict):
-        raise file.broken("it holds no object", "JSON file")
+        raise file.broken("it holds no object", "a JSON file")
     return tree

@@ -59,9 +59,9 @@ def _shards(index: SourceFile) -> list[dict[str, Any]]:
         shards = list(tree["shards"])
         wrong = [s for s in shards if s["format"] != "mds" or s["version"] != 2 or not s["raw_data"]["basename"]]
     except (ValueError, KeyError, TypeError) as error:
-        raise index.broken(error, "MDS index") from None
+        raise index.broken(error, "an MDS index") from None
     if wrong:
-        raise index.broken(f"a shard has format {wrong[0]['format']!r}, version {wrong[0]['version']}", "MDS index")
+        raise index.broken(f"a shard has format {wrong[0]['format']!r}, version {wrong[0]['version']}", "an MDS index")
     return shards
 
 
@@ -75,9 +75,9 @@ def _samples(file: SourceFile, shard: Mapping[str, Any], packed: bool) -> Iterat
     except (struct.error, ValueError, OSError, EOFError, pa.ArrowException) as error:
         if isinstance(error, SourceError):
             raise
-        raise file.broken(error, "MDS shard") from error
+        raise file.broken(error, "an MDS shard") from error
     if count != shard["samples"]:
-        raise file.broken(f"it holds {count} samples and its index counts {shard['samples']}", "MDS shard")
+        raise file.broken(f"it holds {count} samples and its index counts {shard['samples']}", "an MDS shard")
     for number in range(count):
         sample = content[offsets[number] : offsets[number + 1]]
         place = f"{file.name}:{number + 1}"
@@ -101,10 +101,10 @@ def _verify(file: SourceFile, content: bytes, shard: Mapping[str, Any]) -> None:
     """Holds the unpacked shard against its size and those hashes of the index that hashlib knows."""
     raw = shard["raw_data"]
     if len(content) != raw["bytes"]:
-        raise file.broken(f"it has {len(content)} of {raw['bytes']} bytes", "MDS shard")
+        raise file.broken(f"it has {len(content)} of {raw['bytes']} bytes", "an MDS shard")
     for name, digest in (raw.get("hashes") or {}).items():
         if name in hashlib.algorithms_guaranteed and hashlib.new(name, content).hexdigest() != digest:
-            raise file.broken(f"its {name} differs from the index", "MDS shard")
+            raise file.broken(f"its {name} differs from the index", "an MDS shard")
 
 
 def _values(sample: bytes, shard: Mapping[str, Any]) -> dict[str, Any]:

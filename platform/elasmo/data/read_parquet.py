@@ -29,5 +29,5 @@ def _batches(file: SourceFile) -> Iterator[pa.RecordBatch]:
     with file.open() as raw:
         try:
             yield from pq.ParquetFile(raw).iter_batches(BATCH_ROWS, use_threads=False)
-        except pa.ArrowException as error:
-            raise file.broken(error, "Parquet file") from error
+        except (pa.ArrowException, OSError) as error:
+            raise file.broken(error, "a Parquet file") from error

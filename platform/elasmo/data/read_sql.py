@@ -190,7 +190,7 @@ class SqlCopy:
             self.discard()
             raise SourceError(
                 f"{self.at}: {self.name} counts {counted} rows, but {progress.rows} were copied; ingest again "
-                f"while nothing writes to it, and with a `key` that is unique and never null, unlike {self.origin.key!r}."
+                f"while nothing writes to it, and with a `key` that is unique and never null ({self.origin.key!r} now)."
             )
 
     def _refuse_keys(self, keys: Sequence[Any]) -> None:

@@ -40,7 +40,7 @@ def records(file: SourceFile) -> Iterator[SourceRow]:
             yield _record(file, name, parts)
             parts = {}
         if ending in parts:
-            raise file.broken(f"{member}.{ending} is there twice", "WebDataset shard")
+            raise file.broken(f"{member}.{ending} is there twice", "a WebDataset shard")
         name, parts[ending] = member, content
     if name is not None:
         yield _record(file, name, parts)
@@ -68,7 +68,7 @@ def _members(file: SourceFile) -> Iterator[tuple[str, str, bytes]]:
                     shard.members = []  # type: ignore[attr-defined]  # tarfile would keep the header of every member
                 _refuse_cut(file, opened, shard.offset)
         except (tarfile.TarError, EOFError, UnicodeError) as error:
-            raise file.broken(error, "tar shard") from error
+            raise file.broken(error, "a tar shard") from error
 
 
 def _refuse_cut(file: SourceFile, opened: IO[bytes], offset: int) -> None:

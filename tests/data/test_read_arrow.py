@@ -1,0 +1,38 @@
+"""Arrow: both IPC formats are read; a broken file is a sentence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from elasmo.data.source import SourceError
+from tests.data.twelve import bronze, contract, landed, rows, twelve
+
+
+def write(folder: Path, stream: bool) -> Path:
+    folder.mkdir()
+    table = pa.Table.from_pylist(twelve())
+    make = pa.ipc.new_stream if stream else pa.ipc.new_file
+    with make(folder / "a.arrow", table.schema) as file:
+        file.write_table(table, max_chunksize=4)
+    with make(folder / "b.arrow", table.schema):
+        pass
+    return contract(folder, {"format": "arrow", "path": "*.arrow"})
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_both_formats_land_and_an_empty_file_holds_no_row(tmp_path: Path, stream: bool) -> None:
+    assert rows(bronze(write(tmp_path / "pets", stream))) == landed()
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("kept", [0, 3, 200, -400])
+def test_a_cut_file_is_a_sentence_that_names_it(tmp_path: Path, stream: bool, kept: int) -> None:
+    folder = write(tmp_path / "pets", stream)
+    (folder / "b.arrow").write_bytes((folder / "a.arrow").read_bytes()[:kept])
+    with pytest.raises(
+        SourceError, match=r"^b\.arrow is not a Arrow file that can be read|^b\.arrow is not an Arrow file"
+    ):
+        bronze(folder)
