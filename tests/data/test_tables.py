@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from elasmo.data.gold import Gold
+from elasmo.data.lineage import lineage
 from tests.data import twelve
 from tests.data.twelve import bronze, contract, ingested, landed, rows
 
@@ -153,3 +154,75 @@ def test_every_format_reaches_gold_and_is_not_redone(tmp_path: Path, name: str) 
     again, _ = ingested(folder)
     assert [layer.reused for layer in again.layers] == [True, True, True]
     assert [layer.snapshot for layer in again.layers] == [layer.snapshot for layer in result.layers]
+
+
+def example() -> str:
+    """The contract that data/README.md shows for tables."""
+    page = (Path(__file__).parents[2] / "data/README.md").read_text()
+    return page.split("## Bring your own data: tables", 1)[1].split("```yaml\n", 1)[1].split("```", 1)[0]
+
+
+def test_the_example_of_the_readme_ingests(tmp_path: Path) -> None:
+    folder = tmp_path / "shelter"
+    (folder / "pets").mkdir(parents=True)
+    (folder / "contract.yaml").write_text(example())
+    pets = [
+        {
+            "key": row["key"],
+            "owner": f"o{n // 2}",
+            "photo": row["picture"],
+            "name": f"n{n}",
+            "age": n,
+            "species": row["species"],
+        }
+        for n, row in enumerate(twelve.twelve())
+    ]
+    pq.write_table(pa.Table.from_pylist(pets[:6]), folder / "pets/part-0.parquet")
+    pq.write_table(
+        pa.Table.from_pylist([*pets[6:], {**pets[0], "key": "old", "age": 99}]), folder / "pets/part-1.parquet"
+    )
+    result, config = ingested(folder)
+    assert {refusal.reason for refusal in result.refused} == {"age is 99; it must be at least 0 and at most 40"}
+    read = {row.key: row for row in Gold.open(config.data.lake, folder).read(range(24))}
+    assert read["r04/species"].question == "Which animal is n4?" and read["r04/species"].answer == "dog"
+    assert read["r04/age"].record == {"age": 4.0} and read["r04/age"].concept == "o2"
+    by_owner = {(row.concept, row.split) for row in read.values()}
+    assert len(by_owner) == 6
+
+
+def test_lineage_and_hashes_cover_everything_that_lands(tmp_path: Path) -> None:
+    folder = dataset(tmp_path, "csv")
+    result, config = ingested(folder)
+    chain = lineage(config.data.lake, folder, result.gold)
+    assert sorted(chain.files) == ["contract.yaml", *(f"media/{row['key']}.png" for row in landed()), "rows.csv"]
+    (folder / "media/r00.png").write_bytes(twelve.png(99))
+    changed, _ = ingested(folder)
+    assert not {layer.snapshot for layer in result.layers} & {layer.snapshot for layer in changed.layers}
+
+
+def test_two_tables_from_two_formats_follow_each_other(tmp_path: Path) -> None:
+    folder = tmp_path / "pets"
+    folder.mkdir()
+    pq.write_table(pa.Table.from_pylist(twelve.twelve()), folder / "a.parquet")
+    visits = [{"key": f"v{n}", "pet": f"r{n:02d}", "cost": n} for n in range(13)]
+    (folder / "visits.jsonl").write_text("\n".join(json.dumps(visit) for visit in visits))
+    columns = {"key": {"type": "string"}, "pet": {"type": "string"}, "cost": {"type": "integer"}}
+    turns = [
+        {"role": "user", "segments": [{"text": "What did {key} cost?"}]},
+        {"role": "assistant", "segments": [{"text": "{cost}"}]},
+    ]
+    origins = {
+        "pets": {"format": "parquet", "path": "a.parquet"},
+        "visits": {"format": "jsonl", "path": "visits.jsonl"},
+    }
+    contract(
+        folder,
+        {},
+        **{"from": origins},
+        tables={"visits": {"columns": columns}, "pets": {"columns": twelve.COLUMNS}},
+        splits={"pets": {"concept": "species", "heldout": ["fish"]}, "visits": {"follows": "pet", "of": "pets"}},
+        samples=[{"table": "pets", "turns": twelve.TURNS}, {"table": "visits", "turns": turns}],
+    )
+    result, _ = ingested(folder)
+    assert [refusal.reason for refusal in result.refused] == ["pet is pets/r12, which was refused or never landed"]
+    assert result.modalities == {"train": {"image": 8, "text": 8}, "heldout": {"image": 4, "text": 4}}

@@ -1,0 +1,129 @@
+"""Samples of rows: templates, media, records, keys; what a row lacks is a refusal, what the contract lacks an error."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from elasmo.data.contract import ContractError
+from elasmo.data.gold import Gold
+from elasmo.data.row_samples import fill
+from tests.data.conftest import wav
+from tests.data.twelve import COLUMNS, TURNS, contract, ingested, png, source, twelve
+
+ORIGIN = {"format": "parquet", "path": "*.parquet"}
+
+
+def ask(*segments: dict[str, Any], answer: str = "{species}") -> list[dict[str, Any]]:
+    return [{"role": "user", "segments": list(segments)}, {"role": "assistant", "segments": [{"text": answer}]}]
+
+
+def write(folder: Path, records: list[dict[str, Any]], **changes: Any) -> Path:
+    folder.mkdir()
+    pq.write_table(pa.Table.from_pylist(records), folder / "a.parquet")
+    return contract(folder, ORIGIN, **changes)
+
+
+def test_a_template_takes_columns_and_braces() -> None:
+    assert fill("{{{a}}} is {b}", {"a": "x", "b": 1.5}) == "{x} is 1.5"
+
+
+def test_two_samples_a_row_with_two_media_and_a_record_of_columns(tmp_path: Path) -> None:
+    columns = {**COLUMNS, "back": {"type": "image"}, "sound": {"type": "audio"}}
+    record = {"age": {"type": "number", "min": 0}, "kind": {"type": "category", "categories": ["cat", "dog", "fish"]}}
+    both = ask({"image": "back"}, {"text": "and"}, {"image": "picture"}, {"audio": "sound"}, {"text": "?"})
+    fields = ask(
+        {"table": {"age": "number", "kind": "species"}}, {"text": "What is it?"}, answer="It is {{a}} {species}"
+    )
+    records = [{**row, "back": png(100 + n), "sound": wav(n)} for n, row in enumerate(twelve())]
+    folder = write(
+        tmp_path / "pets",
+        records,
+        tables={"pets": {"columns": columns}},
+        record=record,
+        media={"sample_rate": 22_050},
+        modalities=["image+audio", "table"],
+        samples=[
+            {"table": "pets", "key": "{key}/both", "turns": both},
+            {"table": "pets", "key": "{key}/{species}", "turns": fields},
+        ],
+    )
+    result, config = ingested(folder)
+    assert result.refused == ()
+    gold = Gold.open(config.data.lake, folder)
+    read = {row.key: row for row in gold.read(range(24))}
+    assert set(read) == {f"{r['key']}/{x}" for r in records for x in ("both", r["species"])}
+    assert list(read["r02/both"].images) == [png(102), png(2)]
+    assert read["r04/dog"].record == {"age": 1.0, "kind": "dog"}
+    assert read["r04/dog"].answer == "It is {a} dog"
+    assert {row.concept for row in read.values()} == {row["key"] for row in records}
+
+
+def test_a_row_that_lacks_what_its_turns_need_is_refused_with_the_reason(tmp_path: Path) -> None:
+    nullable = {
+        name: {**column, "nullable": name in ("caption", "picture", "number")} for name, column in COLUMNS.items()
+    }
+    records = twelve()
+    records[1]["caption"] = records[2]["picture"] = None
+    folder = write(tmp_path / "pets", records, tables={"pets": {"columns": nullable}})
+    result, _ = ingested(folder)
+    assert {refusal.key: refusal.reason for refusal in result.refused} == {
+        "pets/r01": "'Which animal is {caption}?' needs caption, of which the row has no value",
+        "r02": "its part pets/r02/picture is empty",
+    }
+
+
+def test_a_concept_keeps_rows_together_and_splits_may_be_declared(tmp_path: Path) -> None:
+    splits = {"pets": {"concept": "species", "heldout": ["fish"]}}
+    result, _ = ingested(write(tmp_path / "pets", twelve(), splits=splits))
+    assert result.modalities == {"train": {"image": 8}, "heldout": {"image": 4}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"samples": [{"table": "cats", "turns": TURNS}]}, r"samples\.0\.table is 'cats'; tables are pets"),
+        ({"samples": [{"table": "pets", "turns": TURNS}] * 2}, r"samples\.1\.key is '\{key\}', as of another sample"),
+        ({"samples": [{"table": "pets", "key": "{species}", "turns": TURNS}]}, r"it must hold \{key\}, so that"),
+        ({"samples": [{"table": "pets", "turns": TURNS[::-1]}]}, "must end with a user's turn and the assistant's"),
+        (
+            {"samples": [{"table": "pets", "turns": ask({"image": "caption"})}]},
+            "it must be a column of type image: picture",
+        ),
+        ({"samples": [{"table": "pets", "turns": ask({"audio": "sound"})}]}, "must be a column of type audio: none"),
+        (
+            {"samples": [{"table": "pets", "turns": ask({"text": "{name}"})}]},
+            r"holds \{name\}; a template takes key, cap",
+        ),
+        ({"samples": [{"table": "pets", "turns": ask({"text": "{picture}"})}]}, r"holds \{picture\}; a template takes"),
+        ({"samples": [{"table": "pets", "turns": ask({"text": "{key.x}"})}]}, r"holds \{key\.x\}; a template takes"),
+        ({"samples": [{"table": "pets", "turns": ask({"text": "{key:9}"})}]}, r"holds \{key\}; a template takes"),
+        ({"samples": [{"table": "pets", "turns": ask({"text": "{key"})}]}, "is no template"),
+        (
+            {"samples": [{"table": "pets", "turns": ask({"table": {"age": "number"}})}]},
+            "must give each field of `record`",
+        ),
+        (
+            {"samples": [{"table": "pets", "turns": ask({"text": "a", "image": "b"})}]},
+            "a segment is one of image, audio",
+        ),
+        ({"samples": []}, "a tables source needs `tables`"),
+        ({"from": {}}, "a tables source needs `tables`"),
+        ({"from": {"cats": ORIGIN, "pets": ORIGIN}}, r"from\.cats names no table; tables are pets"),
+        ({"from": {"pets": {**ORIGIN, "rename": {"a": "b"}}}}, r"from\.pets\.rename names column 'b'"),
+        ({"from": {"pets": {**ORIGIN, "rename": {"a": "key", "b": "key"}}}}, "gives two columns the same name"),
+        ({"from": {"pets": {**ORIGIN, "paht": "x"}}}, r"unknown key 'from\.pets\.parquet\.paht'; did you mean 'path'"),
+        ({"from": {"pets": {"format": "xlsx", "path": "x"}}}, r"from\.pets is .* expected tags"),
+        ({"from": {"pets": {"format": "sql", "url": "sqlite:///x", "key": "k"}}}, "give either `table` or `query`"),
+        ({"source": "files", "tables": {}}, "`from` and `samples` are for source: tables"),
+    ],
+)
+def test_a_contract_that_does_not_agree_with_itself_is_a_sentence(
+    tmp_path: Path, changes: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(ContractError, match=sentence):
+        source(write(tmp_path / "pets", twelve(), **changes))
