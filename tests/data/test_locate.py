@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
+import lzma
 from pathlib import Path
 
 import fsspec
@@ -89,3 +91,23 @@ def test_a_url_of_any_file_system_lands_with_its_media(tmp_path: Path) -> None:
     assert sorted(snapshot.details["inputs"]) == ["memory:///bucket/media/a.png", "memory:///bucket/rows.csv.gz"]
     contract(folder, {"format": "parquet", "path": "memory://bucket/rows.parquet"})
     assert rows(bronze(folder)) == landed()
+
+
+def test_media_beside_a_file_do_not_leave_its_folder_by_a_link(tmp_path: Path) -> None:
+    folder = contract(tmp_path / "pets", {"format": "csv", "path": "rows.csv"})
+    (tmp_path / "secret.png").write_bytes(png(1))
+    (folder / "link.png").symlink_to(tmp_path / "secret.png")
+    (folder / "rows.csv").write_text("key,picture,caption,number,species\na,link.png,x,1,cat\n")
+    (row,) = bronze(folder).read_all("pets").to_pylist()
+    assert row["landing fault"].startswith("rows.csv:2: picture is 'link.png', which leaves the folder of rows.csv")
+
+
+@pytest.mark.parametrize("name", ["rows.csv.gz", "rows.csv.bz2", "rows.csv.xz"])
+def test_a_damaged_compressed_file_is_a_sentence(tmp_path: Path, name: str) -> None:
+    folder = contract(tmp_path / "pets", {"format": "csv", "path": name})
+    packed = {"gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress}[name.rpartition(".")[2]](
+        b"key,caption\n" + bytes(range(48, 90)) * 500
+    )
+    (folder / name).write_bytes(packed[:40] + b"\xff" * 40 + packed[80:])
+    with pytest.raises(SourceError, match=rf"^{name} is not a file that can be read"):
+        bronze(folder)

@@ -36,3 +36,22 @@ def test_a_cut_file_is_a_sentence_that_names_it(tmp_path: Path, stream: bool, ke
         SourceError, match=r"^b\.arrow is not a Arrow file that can be read|^b\.arrow is not an Arrow file"
     ):
         bronze(folder)
+
+
+def test_a_value_that_python_cannot_hold_is_a_fault_of_its_row(tmp_path: Path) -> None:
+    folder = write(tmp_path / "pets", stream=False)
+    table = pa.Table.from_pylist(twelve()).drop(["caption", "number"])
+    texts = pa.array([b"\xff" if n == 3 else b"text" for n in range(12)]).cast(pa.binary())
+    times = pa.array([2**62 if n == 4 else 0 for n in range(12)], pa.timestamp("s"))
+    broken = pa.StringArray.from_buffers(12, texts.buffers()[1], texts.buffers()[2])
+    table = table.append_column("caption", broken).append_column("number", times)
+    for name, make in (("b.arrow", pa.ipc.new_file), ("a.arrow", pa.ipc.new_stream)):
+        with make(folder / name, table.schema) as file:
+            file.write_table(table)
+    faults = [row["landing fault"] for row in bronze(folder).read_all("pets").to_pylist()]
+    assert [fault for fault in faults if fault][::2] == [
+        "a.arrow:4: caption is not valid UTF-8 text",
+        "b.arrow:4: caption is not valid UTF-8 text",
+    ]
+    assert all("number is a timestamp[s] that cannot be read" in fault for fault in faults if fault and ":5:" in fault)
+    assert sum(fault is not None for fault in faults) == 4

@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from elasmo.data import read_sql
@@ -281,3 +283,14 @@ def test_a_server_that_is_not_there_is_a_sentence(tmp_path: Path) -> None:
     folder = contract(tmp_path / "pets", {**ORIGIN, "url": "postgresql://me@127.0.0.1:1/x"})
     with pytest.raises(SourceError, match=r"postgresql://me@127\.0\.0\.1:1/x#pets cannot be read \(connection"):
         bronze(folder)
+
+
+@pytest.mark.parametrize("chunk", [0, 2])
+def test_a_damaged_copy_is_a_sentence_and_the_next_ingestion_starts_anew(pets: Path, chunk: int) -> None:
+    killed(pets, 6)
+    path = copy_of(pets)._chunk(chunk)
+    content = path.read_bytes()
+    pq.write_table(pq.read_table(pa.BufferReader(content)).slice(1), path)
+    with pytest.raises(SourceError, match=r"the copy in .* is damaged \(the checksum differs\); ingest again"):
+        bronze(pets)
+    assert rows(bronze(pets)) == landed()

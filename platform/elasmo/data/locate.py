@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import io
+import lzma
+import zipfile
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,11 +20,14 @@ from urllib.parse import urlsplit
 
 import fsspec
 from fsspec.core import url_to_fs
+from fsspec.implementations.local import LocalFileSystem
 
 from elasmo.data.files import inside
 from elasmo.data.source import SourceError
 
 BLOCK_BYTES = 1 << 20
+DAMAGE = (OSError, EOFError, zlib.error, lzma.LZMAError, zipfile.BadZipFile)
+"""What reading a file raises that is not there or, compressed, not whole."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +48,7 @@ class SourceFile:
         try:
             with self.fs.open(self.path, "rb", compression=compression) as file:
                 yield file
-        except (OSError, EOFError) as error:
+        except DAMAGE as error:
             raise self.broken(error) from error
 
     def read(self) -> bytes:
@@ -61,10 +67,11 @@ class SourceFile:
         return bool(self.fs.isfile(self.path))
 
     def beside(self, path: str) -> SourceFile | None:
-        """The file at `path` relative to this one's folder, None where the spelling leaves that folder."""
-        if not inside(path):
-            return None
+        """The file at `path` relative to this one's folder, None where it leaves that folder by `..` or by a link."""
         name, own = (text.rpartition("/")[0] for text in (self.name, self.path))
+        local = isinstance(self.fs, LocalFileSystem)
+        if not inside(path) or (local and not Path(own, path).resolve().is_relative_to(Path(own).resolve())):
+            return None
         return SourceFile(f"{name}/{path}" if name else path, f"{own}/{path}", self.fs)
 
     def broken(self, why: object, what: str = "a file") -> SourceError:

@@ -50,7 +50,7 @@ class SqlOrigin(Part):
     table: str | None = Field(None, description="table, or schema.table")
     query: str | None = Field(None, description="one SELECT statement instead of a table")
     key: str = Field(description="column whose values are unique and never null; chunks follow its order")
-    chunk_rows: int = Field(4096, ge=1, description="rows of a chunk, the unit that a killed ingestion keeps")
+    chunk_rows: int = Field(1024, ge=1, description="rows of a chunk, the unit that a killed ingestion keeps")
     rename: dict[str, str] = Field({}, description="the source's column -> the contract's")
 
     @model_validator(mode="after")

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pyarrow as pa
 
 from elasmo.data.locate import SourceFile
 from elasmo.data.origin import FilesOrigin
-from elasmo.data.source_row import SourceRow
+from elasmo.data.source_row import Fault, SourceRow
 
 SUFFIXES = (".arrow", ".feather", ".ipc")
 MAGIC = b"ARROW1"
+FAULTS = (ValueError, OverflowError, TypeError)
 
 
 def read(origin: FilesOrigin, files: Sequence[SourceFile]) -> Iterator[SourceRow]:
@@ -19,9 +21,27 @@ def read(origin: FilesOrigin, files: Sequence[SourceFile]) -> Iterator[SourceRow
     for file in files:
         number = 0
         for batch in batches(file):
-            for values in batch.to_pylist():
+            for values in values_of(batch):
                 number += 1
                 yield SourceRow(f"{file.name}:{number}", values, file=file)
+
+
+def values_of(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
+    """The rows of a batch; a value that Python has no object for, such as text that is not UTF-8, is a fault."""
+    try:
+        yield from batch.to_pylist()
+    except FAULTS:
+        for row in range(batch.num_rows):
+            yield {name: _value(name, batch.column(i)[row]) for i, name in enumerate(batch.schema.names)}
+
+
+def _value(name: str, value: pa.Scalar) -> Any:
+    try:
+        return value.as_py()
+    except UnicodeDecodeError:
+        return Fault(f"{name} is not valid UTF-8 text")
+    except FAULTS as error:
+        return Fault(f"{name} is a {value.type} that cannot be read: {error}")
 
 
 def batches(file: SourceFile) -> Iterator[pa.RecordBatch]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from elasmo.data.locate import SourceFile
 from elasmo.data.origin import FilesOrigin
-from elasmo.data.read_arrow import batches
+from elasmo.data.read_arrow import batches, values_of
 from elasmo.data.source import SourceError
 from elasmo.data.source_row import SourceRow
 
@@ -43,7 +43,7 @@ def read(origin: FilesOrigin, files: Sequence[SourceFile]) -> Iterator[SourceRow
 def _rows(file: SourceFile, labels: Mapping[str, Sequence[str]], extra: Mapping[str, str]) -> Iterator[SourceRow]:
     number = 0
     for batch in batches(file):
-        for values in batch.to_pylist():
+        for values in values_of(batch):
             number += 1
             names = {column: _name(values.get(column), labels[column]) for column in labels}
             yield SourceRow(f"{file.name}:{number}", {**extra, **values, **names}, file=file)

@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 
 from elasmo.data.locate import SourceFile
 from elasmo.data.origin import FilesOrigin
+from elasmo.data.read_arrow import values_of
 from elasmo.data.source_row import SourceRow
 
 SUFFIXES = (".parquet",)
@@ -20,7 +21,7 @@ def read(origin: FilesOrigin, files: Sequence[SourceFile]) -> Iterator[SourceRow
     for file in files:
         number = 0
         for batch in _batches(file):
-            for values in batch.to_pylist():
+            for values in values_of(batch):
                 number += 1
                 yield SourceRow(f"{file.name}:{number}", values, file=file)
 

@@ -113,10 +113,22 @@ class SqlCopy:
         return progress
 
     def rows(self) -> Iterator[Landed]:
-        """The copied rows, in the order of the key."""
-        for number in range(self.progress().chunks):
-            table = pq.ParquetFile(self._chunk(number)).read(use_threads=False)
-            yield from table.to_pylist()
+        """The copied rows, in the order of the key; refused where a byte of the copy has changed since.
+
+        Raises:
+            SourceError: a damaged copy, which is dropped.
+        """
+        progress, checksum = self.progress(), START
+        try:
+            for number in range(progress.chunks):
+                rows = pq.ParquetFile(self._chunk(number)).read(use_threads=False).to_pylist()
+                checksum = chained(checksum, rows)
+                yield from rows
+            if checksum != progress.checksum:
+                raise ValueError("the checksum differs")
+        except (pa.ArrowException, ValueError, OSError) as error:
+            self.discard()
+            raise SourceError(f"{self.at}: the copy in {self.folder} is damaged ({error}); ingest again.") from error
 
     def progress(self) -> Progress:
         """What stands on disk."""

@@ -11,7 +11,7 @@ import tarfile
 from collections.abc import Iterator, Sequence
 from typing import IO
 
-from elasmo.data.locate import SourceFile
+from elasmo.data.locate import DAMAGE, SourceFile
 from elasmo.data.origin import FilesOrigin
 from elasmo.data.read_folder import columns, is_pickle
 from elasmo.data.source import SourceError
@@ -67,7 +67,7 @@ def _members(file: SourceFile) -> Iterator[tuple[str, str, bytes]]:
                     yield split[1], ending, held.read() if held is not None else b""
                     shard.members = []  # type: ignore[attr-defined]  # tarfile would keep the header of every member
                 _refuse_cut(file, opened, shard.offset)
-        except (tarfile.TarError, EOFError, UnicodeError) as error:
+        except (tarfile.TarError, UnicodeError, *DAMAGE) as error:
             raise file.broken(error, "a tar shard") from error
 
 
