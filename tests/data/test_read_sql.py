@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from elasmo.data import read_sql
-from elasmo.data.read_sql import Progress, SqlCopy, chained
+from elasmo.data import chunked_copy
+from elasmo.data.chunked_copy import ChunkedCopy, Progress, chained
 from elasmo.data.source import SourceError
 from tests.data.twelve import bronze, contract, ingested, landed, refused, rows, source, twelve
 
@@ -40,14 +40,14 @@ def pets(tmp_path: Path) -> Path:
     return contract(tmp_path / "pets", ORIGIN)
 
 
-def copy_of(folder: Path) -> SqlCopy:
-    (copy,) = source(folder)._copies.values()
-    return copy
+def copy_of(folder: Path) -> ChunkedCopy:
+    (database,) = source(folder)._databases.values()
+    return database.copy
 
 
 def killed(folder: Path, after_writes: int) -> Progress:
     """What stands after a process that copied was killed behind its n-th write; a chunk takes two."""
-    write, left = read_sql._write, after_writes
+    write, left = chunked_copy._write, after_writes
 
     def deadly(path: Path, content: bytes) -> None:
         nonlocal left
@@ -59,7 +59,7 @@ def killed(folder: Path, after_writes: int) -> Progress:
     child = os.fork()
     if child == 0:
         try:
-            read_sql._write = deadly  # type: ignore[assignment]
+            chunked_copy._write = deadly  # type: ignore[assignment]
             source(folder).describe()
         finally:
             os._exit(1)
@@ -82,7 +82,7 @@ def test_a_killed_copy_goes_on_behind_its_last_whole_chunk(
     monkeypatch.setattr(opened, "_from_database", lambda table, row, key: (asked.append(key), land(table, row, key))[1])
     assert opened.describe()["inputs"] == expected
     assert asked == [row["key"] for row in landed()[5 * chunks :]]
-    opened._copies["pets"].unlock()
+    opened._databases["pets"].copy.unlock()
     assert rows(bronze(pets)) == landed()
 
 
@@ -118,8 +118,8 @@ def test_a_query_lands_renamed_columns(pets: Path) -> None:
     [
         (["a", "a", "b"], 5, r"from\.pets\.key: column 'key' of sqlite:///pets\.db#pets has a value twice"),
         (["a", "b", "b"], 2, r"counts 3 rows, but 2 were copied; ingest again while nothing writes to it"),
-        (["a", None, "b"], 5, "is null in a row; name one that is unique and never null"),
-        ([b"a", b"b"], 5, "values are bytes; keys may be int, str, float"),
+        (["a", None, "b"], 5, "is null in a row; name a column that is unique and never null"),
+        ([b"a", b"b"], 5, "holds bytes; keys may be int, str, float"),
     ],
 )
 def test_a_key_that_names_no_row_is_refused(tmp_path: Path, keys: list[Any], size: int, sentence: str) -> None:
@@ -180,7 +180,7 @@ def test_a_row_of_bad_text_or_wrong_type_is_quarantined_and_the_rest_lands(tmp_p
 def test_two_processes_do_not_write_one_copy(pets: Path) -> None:
     first, second = source(pets), source(pets)
     first.describe()
-    with pytest.raises(SourceError, match="another process is copying"):
+    with pytest.raises(SourceError, match="another process is copying it into this lake"):
         second.describe()
     first.release()
     assert len(second.describe()["inputs"]) == 1
@@ -288,9 +288,24 @@ def test_a_server_that_is_not_there_is_a_sentence(tmp_path: Path) -> None:
 @pytest.mark.parametrize("chunk", [0, 2])
 def test_a_damaged_copy_is_a_sentence_and_the_next_ingestion_starts_anew(pets: Path, chunk: int) -> None:
     killed(pets, 6)
-    path = copy_of(pets)._chunk(chunk)
+    path = copy_of(pets).chunk(chunk)
     content = path.read_bytes()
     pq.write_table(pq.read_table(pa.BufferReader(content)).slice(1), path)
-    with pytest.raises(SourceError, match=r"the copy in .* is damaged \(the checksum differs\); ingest again"):
+    with pytest.raises(SourceError, match=r"its copy in .* is damaged \(the checksum differs\); ingest again"):
         bronze(pets)
+    assert rows(bronze(pets)) == landed()
+
+
+def test_copies_of_contracts_that_have_changed_are_swept_once_bronze_stands(pets: Path, tmp_path: Path) -> None:
+    killed(pets, 2)
+    contract(pets, {**ORIGIN, "rename": {"caption": "caption"}})
+    killed(pets, 2)
+    assert len(list((tmp_path / "lake/pets/copies").iterdir())) == 2
+    ingested(pets)
+    assert list((tmp_path / "lake/pets/copies").iterdir()) == []
+
+
+def test_progress_that_cannot_be_read_is_none(pets: Path) -> None:
+    assert killed(pets, 4).rows == 10
+    (copy_of(pets).folder / "progress.json").write_text("{")
     assert rows(bronze(pets)) == landed()

@@ -24,12 +24,13 @@ from elasmo.data import (
     row_samples,
     source_row,
 )
+from elasmo.data.chunked_copy import Landed, sweep
 from elasmo.data.contract import CONTRACT_FILE, Contract, ContractError, SplitRule, TableSpec
 from elasmo.data.draft import Draft
 from elasmo.data.locate import SourceFile, locate
 from elasmo.data.origin import FilesOrigin, SqlOrigin
 from elasmo.data.quarantine import Refusal, RowError
-from elasmo.data.read_sql import Landed, SqlCopy
+from elasmo.data.read_sql import SqlTable
 from elasmo.data.reader import Reader
 from elasmo.data.source import Row, SilverRows, SourceError, landed_columns
 from elasmo.data.source_row import SourceRow, medium, scalar
@@ -62,10 +63,9 @@ class TablesSource:
         self.contract = contract
         _check_origins(str(folder / CONTRACT_FILE), contract)
         row_samples.check_samples(str(folder / CONTRACT_FILE), contract)
-        self._copies = {
-            table: SqlCopy(
-                lake / contract.name / COPIES, folder, f"from.{table}", origin, self.landed(table), self._wanted(table)
-            )
+        self._copies = lake / contract.name / COPIES
+        self._databases = {
+            table: SqlTable(self._copies, folder, f"from.{table}", origin, self.landed(table), self._wanted(table))
             for table, origin in contract.origins.items()
             if isinstance(origin, SqlOrigin)
         }
@@ -95,10 +95,10 @@ class TablesSource:
         inputs: dict[str, str] = {}
         for table, origin in self.contract.origins.items():
             if isinstance(origin, SqlOrigin):
-                copy = self._copies[table]
+                database = self._databases[table]
                 with self._unlocking():
-                    done = copy.complete(partial(self._from_database, table))
-                inputs[f"{copy.name} ({done.rows} rows)"] = done.checksum
+                    done = database.complete(partial(self._from_database, table))
+                inputs[f"{database.name} ({done.rows} rows)"] = done.checksum
                 continue
             found = self._files(table, origin)
             files |= {file.name: file for file in (*found, *self._named_media(table, origin, found))}
@@ -114,14 +114,17 @@ class TablesSource:
 
     def land(self) -> Iterator[tuple[str, Row]]:
         for table, origin in self.contract.origins.items():
-            rows = self._copies[table].rows() if isinstance(origin, SqlOrigin) else self._from_files(table, origin)
+            rows = (
+                self._databases[table].copy.rows() if isinstance(origin, SqlOrigin) else self._from_files(table, origin)
+            )
             with self._unlocking():
                 yield from ((table, row) for row in rows)
 
     def release(self) -> None:
-        """Bronze stands: copies of SQL tables may go."""
-        for copy in self._copies.values():
-            copy.discard()
+        """Bronze stands: copies of SQL tables may go, and what is left of those of earlier contracts."""
+        for database in self._databases.values():
+            database.copy.discard()
+        sweep(self._copies)
 
     def parse(self, table: str, row: Row) -> Row:
         if row[FAULT] is not None:
@@ -137,8 +140,8 @@ class TablesSource:
         try:
             yield
         except BaseException:
-            for copy in self._copies.values():
-                copy.unlock()
+            for database in self._databases.values():
+                database.copy.unlock()
             raise
 
     def _files(self, table: str, origin: FilesOrigin) -> list[SourceFile]:
@@ -164,7 +167,7 @@ class TablesSource:
             )
 
     def _from_database(self, table: str, values: Mapping[str, Any], key: str) -> Landed:
-        origin, spec = self._copies[table].origin, self.tables[table]
+        origin, spec = self._databases[table].origin, self.tables[table]
         named = {**_renamed(values, origin.rename), spec.key: key}
         return self._landed(table, SourceRow(f"{origin.table or 'query'}:{key}", named))
 
