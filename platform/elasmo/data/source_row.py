@@ -13,6 +13,9 @@ from typing import Any
 from elasmo.data.locate import SourceFile
 from elasmo.data.quarantine import RowError
 
+FAULT = "landing fault"
+"""Bronze column that says why a record could not be read."""
+
 
 @dataclass(frozen=True)
 class Fault:

@@ -24,8 +24,9 @@ from elasmo.data import (
     row_samples,
     source_row,
 )
+from elasmo.data.check_tables import check_tables
 from elasmo.data.chunked_copy import Landed, sweep
-from elasmo.data.contract import CONTRACT_FILE, Contract, ContractError, SplitRule, TableSpec
+from elasmo.data.contract import CONTRACT_FILE, Contract, SplitRule, TableSpec
 from elasmo.data.draft import Draft
 from elasmo.data.locate import SourceFile, locate
 from elasmo.data.origin import FilesOrigin, SqlOrigin
@@ -33,7 +34,7 @@ from elasmo.data.quarantine import Refusal, RowError
 from elasmo.data.read_sql import SqlTable
 from elasmo.data.reader import Reader
 from elasmo.data.source import Row, SilverRows, SourceError, landed_columns
-from elasmo.data.source_row import SourceRow, medium, scalar
+from elasmo.data.source_row import FAULT, SourceRow, medium, scalar
 
 READERS: dict[str, Reader] = {
     "parquet": read_parquet,
@@ -49,8 +50,6 @@ READERS: dict[str, Reader] = {
 NAMES_MEDIA = ("csv", "jsonl", "parquet", "arrow", "huggingface")
 """Formats whose records may name a medium's file instead of holding its bytes."""
 MEDIA = ("image", "audio")
-FAULT = "landing fault"
-"""Bronze column that says why a record could not be read."""
 COPIES = "copies"
 """Folder of the dataset in the lake where copies of SQL tables grow until bronze stands."""
 
@@ -61,8 +60,7 @@ class TablesSource:
     def __init__(self, folder: Path, contract: Contract, lake: Path) -> None:
         self.folder = folder
         self.contract = contract
-        _check_origins(str(folder / CONTRACT_FILE), contract)
-        row_samples.check_samples(str(folder / CONTRACT_FILE), contract)
+        check_tables(str(folder / CONTRACT_FILE), contract)
         self._copies = lake / contract.name / COPIES
         self._databases = {
             table: SqlTable(self._copies, folder, f"from.{table}", origin, self.landed(table), self._wanted(table))
@@ -237,29 +235,3 @@ def _medium(name: str, value: Any, file: SourceFile | None) -> bytes | None:
     if not beside.exists():
         raise RowError(f"{name} is {content!r}, and {beside.name} does not exist")
     return beside.read()
-
-
-def _check_origins(where: str, contract: Contract) -> None:
-    """Holds the origins against the tables.
-
-    Raises:
-        ContractError: a table without an origin, an origin without a table, or a name that no column has.
-    """
-    tables, origins = contract.tables, contract.origins
-    for table in tables:
-        if table not in origins:
-            raise ContractError(f"{where}: from.{table} is missing; it must say where table {table!r} lands from.")
-    for table, origin in origins.items():
-        if table not in tables:
-            raise ContractError(f"{where}: from.{table} names no table; tables are {', '.join(tables)}.")
-        columns = tables[table].columns
-        unknown = [ours for ours in origin.rename.values() if ours not in columns]
-        if unknown or len(set(origin.rename.values())) < len(origin.rename):
-            what = f"names column {unknown[0]!r}" if unknown else "gives two columns the same name"
-            raise ContractError(
-                f"{where}: from.{table}.rename {what}; each must be another one of {', '.join(columns)}."
-            )
-        if FAULT in columns:
-            raise ContractError(
-                f"{where}: tables.{table} declares {FAULT!r}, which ingestion keeps for itself; rename it."
-            )
