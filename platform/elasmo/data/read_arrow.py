@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from elasmo.data.source_row import Fault, SourceRow
 
 SUFFIXES = (".arrow", ".feather", ".ipc")
 MAGIC = b"ARROW1"
+END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 FAULTS = (ValueError, OverflowError, TypeError)
 
 
@@ -50,15 +52,32 @@ def batches(file: SourceFile) -> Iterator[pa.RecordBatch]:
     Raises:
         SourceError: the file is damaged or no Arrow file.
     """
+    try:
+        for batch in _unchecked(file):
+            for column in batch.columns:
+                _validate(column)
+            yield batch
+    except (pa.ArrowException, OSError, UnicodeDecodeError, MemoryError) as error:
+        raise file.broken(error, "an Arrow file") from error
+
+
+def _validate(column: pa.Array) -> None:
+    """Refuses offsets that leave the column, which Arrow would follow; text that is not UTF-8 is left to its row."""
+    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+        column = column.view(pa.binary() if pa.types.is_string(column.type) else pa.large_binary())
+    column.validate(full=True)
+
+
+def _unchecked(file: SourceFile) -> Iterator[pa.RecordBatch]:
     with file.open() as raw:
-        try:
-            stream = raw.read(len(MAGIC)) != MAGIC
-            raw.seek(0)
-            if stream:
-                with pa.ipc.open_stream(raw) as reader:
-                    yield from reader
-            else:
-                with pa.ipc.open_file(raw) as opened:
-                    yield from (opened.get_batch(i) for i in range(opened.num_record_batches))
-        except (pa.ArrowException, OSError) as error:
-            raise file.broken(error, "an Arrow file") from error
+        stream = raw.read(len(MAGIC)) != MAGIC
+        raw.seek(0)
+        if stream:
+            with pa.ipc.open_stream(raw) as reader:
+                yield from reader
+            raw.seek(-len(END_OF_STREAM), os.SEEK_END)
+            if raw.read() != END_OF_STREAM:  # Arrow takes a cut between two batches for the end
+                raise file.broken("its end-of-stream marker is not there", "an Arrow file")
+        else:
+            with pa.ipc.open_file(raw) as opened:
+                yield from (opened.get_batch(i) for i in range(opened.num_record_batches))

@@ -56,7 +56,7 @@ def _name(value: Any, names: Sequence[str]) -> Any:
 def _data_files(state: SourceFile) -> list[str]:
     entries = _json(state).get("_data_files")
     try:
-        return [str(entry["filename"]) for entry in entries or []]
+        return [str(entry["filename"]) for entry in entries]  # type: ignore[union-attr]
     except (TypeError, KeyError):
         raise state.broken("_data_files is not a list of files", "a dataset state") from None
 

@@ -9,13 +9,13 @@ import bz2
 import gzip
 import hashlib
 import io
-import json
 import struct
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
 
 import pyarrow as pa
 from PIL import Image
+from pydantic import BaseModel, ValidationError, model_validator
 
 from elasmo.data.locate import SourceFile
 from elasmo.data.origin import FilesOrigin
@@ -31,6 +31,40 @@ SCALARS = {
 }  # fmt: skip
 
 
+class Part(BaseModel):
+    """A file of a shard: its name, size, and hashes by algorithm."""
+
+    basename: str
+    bytes: int
+    hashes: dict[str, str] = {}
+
+
+class Shard(BaseModel):
+    """What an index says of a shard; `zip_data` is the file of a compressed one."""
+
+    format: Literal["mds"]
+    version: Literal[2]
+    samples: int
+    column_names: tuple[str, ...]
+    column_encodings: tuple[str, ...]
+    column_sizes: tuple[int | None, ...]
+    compression: str | None = None
+    raw_data: Part
+    zip_data: Part | None = None
+
+    @model_validator(mode="after")
+    def _complete(self) -> Shard:
+        if not len(self.column_names) == len(self.column_encodings) == len(self.column_sizes):
+            raise ValueError("columns differ in number of names, encodings and sizes")
+        return self
+
+
+class Index(BaseModel):
+    """index.json."""
+
+    shards: tuple[Shard, ...]
+
+
 def read(origin: FilesOrigin, files: Sequence[SourceFile]) -> Iterator[SourceRow]:
     """The samples of every shard of every index, numbered from 1 in each shard."""
     named = {file.name: file for file in files}
@@ -42,30 +76,27 @@ def read(origin: FilesOrigin, files: Sequence[SourceFile]) -> Iterator[SourceRow
     for index in indexes:
         folder = index.name.removesuffix(INDEX)
         for shard in _shards(index):
-            part = shard.get("zip_data") or shard["raw_data"]
-            name = folder + str(part["basename"])
+            part = shard.zip_data or shard.raw_data
+            name = folder + part.basename
             if name not in named:
-                name = folder + str(shard["raw_data"]["basename"])  # streaming may have unpacked it in place
+                name = folder + shard.raw_data.basename  # streaming may have unpacked it in place
             if name not in named:
                 raise SourceError(
-                    f"{index.name} names shard {part['basename']!r}, which is not beside it; restore the file."
+                    f"{index.name} names shard {part.basename!r}, which is not beside it; restore the file."
                 )
             yield from _samples(named[name], shard, packed=not name.endswith(".mds"))
 
 
-def _shards(index: SourceFile) -> list[dict[str, Any]]:
+def _shards(index: SourceFile) -> tuple[Shard, ...]:
     try:
-        tree = json.loads(index.read())
-        shards = list(tree["shards"])
-        wrong = [s for s in shards if s["format"] != "mds" or s["version"] != 2 or not s["raw_data"]["basename"]]
-    except (ValueError, KeyError, TypeError) as error:
-        raise index.broken(error, "an MDS index") from None
-    if wrong:
-        raise index.broken(f"a shard has format {wrong[0]['format']!r}, version {wrong[0]['version']}", "an MDS index")
-    return shards
+        return Index.model_validate_json(index.read()).shards
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise index.broken(f"{where}: {first['msg']}", "an MDS index") from None
 
 
-def _samples(file: SourceFile, shard: Mapping[str, Any], packed: bool) -> Iterator[SourceRow]:
+def _samples(file: SourceFile, shard: Shard, packed: bool) -> Iterator[SourceRow]:
     content = file.read()
     try:
         content = _unpacked(content, shard) if packed else content
@@ -76,8 +107,8 @@ def _samples(file: SourceFile, shard: Mapping[str, Any], packed: bool) -> Iterat
         if isinstance(error, SourceError):
             raise
         raise file.broken(error, "an MDS shard") from error
-    if count != shard["samples"]:
-        raise file.broken(f"it holds {count} samples and its index counts {shard['samples']}", "an MDS shard")
+    if count != shard.samples:
+        raise file.broken(f"it holds {count} samples and its index counts {shard.samples}", "an MDS shard")
     for number in range(count):
         sample = content[offsets[number] : offsets[number + 1]]
         place = f"{file.name}:{number + 1}"
@@ -88,34 +119,34 @@ def _samples(file: SourceFile, shard: Mapping[str, Any], packed: bool) -> Iterat
         yield row
 
 
-def _unpacked(content: bytes, shard: Mapping[str, Any]) -> bytes:
-    kind = str(shard["compression"]).partition(":")[0]
+def _unpacked(content: bytes, shard: Shard) -> bytes:
+    kind = str(shard.compression).partition(":")[0]
     if kind in ("gz", "bz2"):
         return gzip.decompress(content) if kind == "gz" else bz2.decompress(content)
     if kind not in PACKED:
         raise ValueError(f"compression {kind!r} is none of gz, bz2, {', '.join(PACKED)}")
-    return bytes(pa.Codec(PACKED[kind]).decompress(content, int(shard["raw_data"]["bytes"]), asbytes=True))
+    return bytes(pa.Codec(PACKED[kind]).decompress(content, shard.raw_data.bytes, asbytes=True))
 
 
-def _verify(file: SourceFile, content: bytes, shard: Mapping[str, Any]) -> None:
+def _verify(file: SourceFile, content: bytes, shard: Shard) -> None:
     """Holds the unpacked shard against its size and those hashes of the index that hashlib knows."""
-    raw = shard["raw_data"]
-    if len(content) != raw["bytes"]:
-        raise file.broken(f"it has {len(content)} of {raw['bytes']} bytes", "an MDS shard")
-    for name, digest in (raw.get("hashes") or {}).items():
+    raw = shard.raw_data
+    if len(content) != raw.bytes:
+        raise file.broken(f"it has {len(content)} of {raw.bytes} bytes", "an MDS shard")
+    for name, digest in raw.hashes.items():
         if name in hashlib.algorithms_guaranteed and hashlib.new(name, content).hexdigest() != digest:
             raise file.broken(f"its {name} differs from the index", "an MDS shard")
 
 
-def _values(sample: bytes, shard: Mapping[str, Any]) -> dict[str, Any]:
+def _values(sample: bytes, shard: Shard) -> dict[str, Any]:
     sizes, at = [], 0
-    for fixed in shard["column_sizes"]:
+    for fixed in shard.column_sizes:
         sizes.append(fixed or struct.unpack_from("<I", sample, at)[0])
         at += 0 if fixed else 4
     if at + sum(sizes) != len(sample):
         raise ValueError(f"columns take {at + sum(sizes)} bytes and the sample has {len(sample)}")
     values = {}
-    for name, encoding, size in zip(shard["column_names"], shard["column_encodings"], sizes, strict=True):
+    for name, encoding, size in zip(shard.column_names, shard.column_encodings, sizes, strict=True):
         values[name] = _decoded(name, encoding, sample[at : at + size])
         at += size
     return values

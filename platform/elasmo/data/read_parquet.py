@@ -29,6 +29,12 @@ def read(origin: FilesOrigin, files: Sequence[SourceFile]) -> Iterator[SourceRow
 def _batches(file: SourceFile) -> Iterator[pa.RecordBatch]:
     with file.open() as raw:
         try:
-            yield from pq.ParquetFile(raw).iter_batches(BATCH_ROWS, use_threads=False)
-        except (pa.ArrowException, OSError) as error:
+            opened = pq.ParquetFile(raw)
+            left = opened.metadata.num_rows
+            for batch in opened.iter_batches(BATCH_ROWS, use_threads=False):
+                left -= batch.num_rows
+                yield batch
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise file.broken(error, "a Parquet file") from error
+        if left:
+            raise file.broken(f"{left} of its {opened.metadata.num_rows} rows are not there", "a Parquet file")

@@ -77,7 +77,7 @@ class SqlTable:
                 self._refuse_absent(connection)
                 progress = self._copy(connection, land)
                 self._verify(connection, progress)
-        except SQLAlchemyError as error:
+        except (SQLAlchemyError, UnicodeDecodeError) as error:
             reason = str(getattr(error, "orig", None) or error).strip().splitlines()[0]
             raise SourceError(
                 f"{self.at}: {self.name} cannot be read ({reason}); mend the contract or the database."
