@@ -1,4 +1,4 @@
-"""Damage anywhere in a source ends in a sentence that names a file or in faulty rows: no traceback, no row lost unseen."""
+"""Damage anywhere in a source ends in a sentence or in faulty rows: no traceback, no row lost unseen."""
 
 from __future__ import annotations
 

@@ -79,3 +79,32 @@ def test_a_concept_keeps_rows_together_and_splits_may_be_declared(tmp_path: Path
     splits = {"pets": {"concept": "species", "heldout": ["fish"]}}
     result, _ = ingested(write(tmp_path / "pets", twelve(), splits=splits))
     assert result.modalities == {"train": {"image": 8}, "heldout": {"image": 4}}
+
+
+def test_a_record_column_is_an_object_of_the_source(tmp_path: Path) -> None:
+    columns = {**COLUMNS, "facts": {"type": "record"}}
+    record = {
+        "age": {"type": "number", "min": 0},
+        "coat": {"type": "category", "categories": ["black"], "nullable": True},
+    }
+    facts = [{"age": n - 1, "coat": "black" if n % 2 else None} for n in range(12)]
+    folder = write(
+        tmp_path / "pets",
+        [{**row, "facts": fact} for row, fact in zip(twelve(), facts, strict=True)],
+        tables={"pets": {"columns": columns}},
+        record=record,
+        heldout_fraction=0.0,
+        samples=[{"table": "pets", "turns": ask({"table": "facts"}, {"text": "What is it?"})}],
+    )
+    result, config = ingested(folder)
+    assert [refusal.reason for refusal in result.refused] == ["record field age is -1; it must be at least 0"]
+    read = {row.key: row.record for row in Gold.open(config.data.lake, folder).read(range(11))}
+    assert read == {row["key"]: fact for row, fact in list(zip(twelve(), facts, strict=True))[1:]}
+
+
+def test_a_record_of_columns_is_checked_as_one(tmp_path: Path) -> None:
+    record = {"age": {"type": "number", "min": 1}}
+    samples = [{"table": "pets", "turns": ask({"table": {"age": "number"}}, {"text": "What is it?"})}]
+    result, _ = ingested(write(tmp_path / "pets", twelve(), record=record, samples=samples))
+    reasons = {refusal.key: refusal.reason for refusal in result.refused}
+    assert reasons == {f"pets/r0{n}": f"record field age is {n / 4}; it must be at least 1" for n in range(4)}

@@ -8,4 +8,4 @@ from pydantic import BaseModel, ConfigDict
 class Part(BaseModel):
     """A frozen part of the contract that takes the keys it names and no others."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")

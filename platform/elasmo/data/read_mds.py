@@ -31,7 +31,7 @@ SCALARS = {
 }  # fmt: skip
 
 
-class Part(BaseModel):
+class ShardFile(BaseModel):
     """A file of a shard: its name, size, and hashes by algorithm."""
 
     basename: str
@@ -49,8 +49,8 @@ class Shard(BaseModel):
     column_encodings: tuple[str, ...]
     column_sizes: tuple[int | None, ...]
     compression: str | None = None
-    raw_data: Part
-    zip_data: Part | None = None
+    raw_data: ShardFile
+    zip_data: ShardFile | None = None
 
     @model_validator(mode="after")
     def _complete(self) -> Shard:
