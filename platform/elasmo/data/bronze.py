@@ -43,7 +43,7 @@ class ShardBuffer:
 
 def bronze_fingerprint(contract: Contract, source: Source, described: Mapping[str, Mapping[str, str]]) -> str:
     """Hash of everything that bronze is computed from."""
-    code = code_hash(sys.modules[__name__], sys.modules[type(source).__module__])
+    code = code_hash(sys.modules[__name__], *source.code)
     return canonical_hash([code, contract.name, described])
 
 

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from elasmo.config import LimitsConfig
+from elasmo.data.origin import FilesOrigin, Origin, SampleSpec, SegmentSpec, SqlOrigin, TurnSpec
+from elasmo.data.part import Part
 
 CONTRACT_FILE = "contract.yaml"
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
@@ -28,12 +30,6 @@ class ContractError(ValueError):
     def __init__(self, message: str, places: Sequence[tuple[int | str, ...]] = ()) -> None:
         super().__init__(message)
         self.places = tuple(places)
-
-
-class Part(BaseModel):
-    """A frozen part of the contract that takes the keys it names and no others."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class Licence(Part):
@@ -192,15 +188,19 @@ class Contract(Part):
     name: Name
     title: str
     description: str = ""
-    source: Literal["recipe", "files"]
+    source: Literal["recipe", "files", "tables"]
     recipe: str = Field("recipe.py", description="Python module of a `recipe` source, beside the contract")
     rows: str = Field("rows.jsonl", description="JSONL file of a `files` source, beside the contract")
     licences: tuple[Licence, ...] = Field(min_length=1)
     modalities: tuple[Modality, ...] = Field(min_length=1)
-    tables: dict[str, TableSpec] = {}
-    splits: dict[str, SplitRule] = {}
-    heldout_fraction: Fraction = Field(0.1, description="`files` source: share of concepts held out by hash")
-    record: dict[str, RecordField] = {}
+    tables: dict[str, TableSpec] = Field({})
+    splits: dict[str, SplitRule] = Field({})
+    origins: dict[str, Origin] = Field({}, alias="from", description="`tables` source: where each table lands from")
+    samples: tuple[SampleSpec, ...] = Field((), description="`tables` source: conversations made of rows")
+    heldout_fraction: Fraction = Field(
+        0.1, description="share of concepts held out by hash where `splits` says nothing"
+    )
+    record: dict[str, RecordField] = Field({})
     media: Media = Media()
     gates: Gates = Gates()
 
@@ -210,6 +210,10 @@ class Contract(Part):
             raise ValueError("a recipe source needs `tables`, the tables its recipe lands")
         if self.source == "files" and (self.tables or self.splits):
             raise ValueError("a files source has built-in tables; remove `tables` and `splits` (use heldout_fraction)")
+        if self.source == "tables" and not (self.tables and self.origins and self.samples):
+            raise ValueError("a tables source needs `tables` (columns), `from` (where they land from) and `samples`")
+        if self.source != "tables" and (self.origins or self.samples):
+            raise ValueError(f"`from` and `samples` are for source: tables; remove them from source: {self.source}")
         for table, rule in self.splits.items():
             if table not in self.tables:
                 raise ValueError(f"splits.{table} names a table that is not in `tables`")
@@ -277,4 +281,5 @@ def _sentence(path: Path, error: dict[str, Any]) -> str:
 
 def _all_keys() -> set[str]:
     parts = (Contract, TableSpec, Column, SplitRule, RecordField, Licence, Media, Gates, Threshold)
-    return {name for part in parts for name in part.model_fields}
+    origins = (FilesOrigin, SqlOrigin, SampleSpec, TurnSpec, SegmentSpec)
+    return {field.alias or name for part in (*parts, *origins) for name, field in part.model_fields.items()}

@@ -12,13 +12,19 @@ Split = Literal["train", "heldout"]
 
 @dataclass(frozen=True)
 class Ref:
-    """The image, sound or record of a silver row."""
+    """The image, sound or record of a silver row: of `column` where its table has more than one."""
 
     table: str
     key: str
+    column: str | None = None
 
     def __str__(self) -> str:
-        return f"{self.table}/{self.key}"
+        return f"{self.table}/{self.key}" + (f"/{self.column}" if self.column else "")
+
+    @property
+    def row(self) -> Ref:
+        """The whole row."""
+        return Ref(self.table, self.key)
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
+from types import ModuleType
 from typing import Any
 
 from elasmo.data.contract import CONTRACT_FILE, Column, Contract, SplitRule, TableSpec
@@ -53,6 +55,10 @@ class FilesSource:
     def splits(self) -> dict[str, SplitRule]:
         return {ROWS: SplitRule(concept="concept", column="split", heldout_fraction=self.contract.heldout_fraction)}
 
+    @property
+    def code(self) -> tuple[ModuleType, ...]:
+        return (sys.modules[__name__],)
+
     def describe(self) -> dict[str, dict[str, str]]:
         names = sorted({self.contract.rows, CONTRACT_FILE} | {path for _, path in self.media()})
         present = [name for name in names if (self.folder / name).is_file()]
@@ -67,6 +73,9 @@ class FilesSource:
             yield table, {"key": path, "data": file.read_bytes() if file.is_file() else None}
         for number, line in self.lines():
             yield ROWS, {"key": f"{self.contract.rows}:{number}", "line": line}
+
+    def release(self) -> None:
+        """Nothing was kept."""
 
     def parse(self, table: str, row: Row) -> Row:
         if table in MEDIA:

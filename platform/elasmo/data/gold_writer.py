@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from elasmo.config import Config, LimitsConfig
-from elasmo.data import gold
+from elasmo.data import gold, row_samples
 from elasmo.data.contract import Contract
 from elasmo.data.draft import Draft, DraftSegment, Record, Ref, Split
 from elasmo.data.gold import INDEX, INDEX_SCHEMA, PROCESSOR, SCHEMA, SPLITS, GoldError, pack_messages
@@ -59,7 +59,9 @@ class Placed:
 
 def gold_fingerprint(silver: Snapshot, contract: Contract, config: Config, limits: LimitsConfig) -> str:
     """Hash of everything that gold is computed from."""
-    code = code_hash(sys.modules[__name__], gold, cell, encoded, imported_processor, media, mel, processor, tokenizer)
+    code = code_hash(
+        sys.modules[__name__], gold, row_samples, cell, encoded, imported_processor, media, mel, processor, tokenizer
+    )
     settings = [part.model_dump(mode="json") for part in (contract, config.model, limits)]
     given = _given_processor(config)
     encoded_by = config.data.vocab_size if given is None else given.fingerprint()
@@ -131,10 +133,15 @@ def _given_processor(config: Config) -> AnyProcessor | None:
     return made
 
 
-def place(drafts: Iterable[Draft], silver: Silver, modalities: Sequence[str], refusals: list[Refusal]) -> list[Placed]:
+def place(
+    drafts: Iterable[Draft | Refusal], silver: Silver, modalities: Sequence[str], refusals: list[Refusal]
+) -> list[Placed]:
     """Drafts with split, concept and modality, training first, in gold order; unfit ones are added to `refusals`."""
     placed: dict[str, Placed] = {}
     for draft in drafts:
+        if isinstance(draft, Refusal):
+            refusals.append(draft)
+            continue
         try:
             if draft.key in placed:
                 raise RowError("another sample has the same key")
@@ -203,12 +210,12 @@ def _placed(draft: Draft, silver: Silver, modalities: Sequence[str]) -> Placed:
 def _kind(segment: DraftSegment, silver: Silver) -> str:
     if isinstance(segment, str):
         return "text"
-    kind = "record" if isinstance(segment, Record) else silver.kind(segment.table)
+    kind = "record" if isinstance(segment, Record) else silver.kind(segment)
     return "table" if kind == "record" else kind
 
 
 def _media_digests(sample: Placed, silver: Silver) -> Iterator[str]:
-    return (silver.digest(ref) for ref in sample.draft.refs if silver.kind(ref.table) != "record")
+    return (silver.digest(ref) for ref in sample.draft.refs if silver.kind(ref) != "record")
 
 
 def _records(draft: Draft, silver: Silver) -> Iterator[dict[str, Any]]:
@@ -216,7 +223,7 @@ def _records(draft: Draft, silver: Silver) -> Iterator[dict[str, Any]]:
         for segment in turn.segments:
             if isinstance(segment, Record):
                 yield dict(segment.fields)
-            elif isinstance(segment, Ref) and silver.kind(segment.table) == "record":
+            elif isinstance(segment, Ref) and silver.kind(segment) == "record":
                 yield silver.content(segment)
 
 
@@ -233,7 +240,7 @@ def _messages(draft: Draft, silver: Silver) -> tuple[Message, ...]:
         if isinstance(part, Record):
             return Table(part.fields)
         content = silver.content(part)
-        kind = silver.kind(part.table)
+        kind = silver.kind(part)
         return Image(content) if kind == "image" else Audio(content) if kind == "audio" else Table(content)
 
     return tuple(Message(turn.role, tuple(segment(part) for part in turn.segments)) for turn in draft.turns)

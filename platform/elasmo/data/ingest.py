@@ -10,7 +10,7 @@ from pathlib import Path
 
 from elasmo.config import Config
 from elasmo.data.bronze import bronze_fingerprint, write_bronze
-from elasmo.data.contract import load_contract
+from elasmo.data.contract import Contract, load_contract
 from elasmo.data.files import FilesSource
 from elasmo.data.gate_keeper import pass_gate, profile_of
 from elasmo.data.gate_report import GateReport
@@ -20,6 +20,7 @@ from elasmo.data.quarantine import Refusal, read_quarantine
 from elasmo.data.recipe import RecipeSource
 from elasmo.data.silver import Silver, silver_fingerprint, write_silver
 from elasmo.data.source import Source
+from elasmo.data.tables import TablesSource
 
 
 @dataclass(frozen=True)
@@ -102,8 +103,8 @@ def ingest(
     start = time.perf_counter()
     folder = Path(dataset_dir if dataset_dir is not None else config.data.dataset)
     contract = load_contract(folder)
-    source: Source = RecipeSource(folder, contract) if contract.source == "recipe" else FilesSource(folder, contract)
     lake = Path(config.data.lake)
+    source = _source(folder, contract, lake)
     limits = contract.media.limits(config.data.limits)
     results: list[LayerResult] = []
     reports: list[GateReport] = []
@@ -133,6 +134,7 @@ def ingest(
         bronze_fingerprint(contract, source, described),
         lambda: write_bronze(lake, contract, source, described),
     )
+    source.release()
     silver = layer(
         "silver",
         silver_fingerprint(bronze, contract, limits),
@@ -151,3 +153,13 @@ def ingest(
     modalities = gold.details["rows_by_modality"]
     seconds = time.perf_counter() - start
     return IngestResult(contract.name, lake, tuple(results), tuple(refused), modalities, seconds, reports[0])
+
+
+def _source(folder: Path, contract: Contract, lake: Path) -> Source:
+    match contract.source:
+        case "recipe":
+            return RecipeSource(folder, contract)
+        case "files":
+            return FilesSource(folder, contract)
+        case "tables":
+            return TablesSource(folder, contract, lake)

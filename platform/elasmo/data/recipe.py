@@ -34,6 +34,10 @@ class RecipeSource:
     def splits(self) -> Mapping[str, SplitRule]:
         return self.contract.splits
 
+    @property
+    def code(self) -> tuple[ModuleType, ...]:
+        return (sys.modules[__name__],)
+
     def describe(self) -> dict[str, dict[str, str]]:
         files = [self.folder / CONTRACT_FILE, *sorted(self.folder.glob("*.py"))]
         hashes = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
@@ -51,6 +55,9 @@ class RecipeSource:
                         f"{self.path} landed a row in table {table!r}; the contract has {', '.join(self.tables)}."
                     )
                 yield table, row
+
+    def release(self) -> None:
+        """Nothing was kept."""
 
     def parse(self, table: str, row: Row) -> Row:
         return row

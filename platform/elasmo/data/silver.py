@@ -86,7 +86,7 @@ class Silver:
     def __init__(self, snapshot: Snapshot, source: Source) -> None:
         self.snapshot = snapshot
         self._specs = source.tables
-        self._columns: dict[str, tuple[dict[str, int], pa.ChunkedArray, Kind]] = {}
+        self._columns: dict[tuple[str, str | None], tuple[dict[str, int], pa.ChunkedArray, Kind]] = {}
         self._digests: dict[Ref, str] = {}
 
     def rows(self, table: str) -> list[dict[str, Any]]:
@@ -108,17 +108,20 @@ class Silver:
 
     def place(self, ref: Ref) -> tuple[Split | None, str | None]:
         """Split and concept of a row; raises RowError where it was refused or never was."""
-        if ref not in self.places:
+        if ref.row not in self.places:
             raise RowError(f"its part {ref} is not in silver: it was quarantined, or no such row was landed")
-        return self.places[ref]
+        rows, values, _ = self._column(ref)
+        if not values[rows[ref.key]].is_valid:
+            raise RowError(f"its part {ref} is empty")
+        return self.places[ref.row]
 
-    def kind(self, table: str) -> Kind:
-        """What the rows of a table hold: their one column of media or records."""
-        return self._column(table)[2]
+    def kind(self, ref: Ref) -> Kind:
+        """What a reference stands for: an image, a sound or a record."""
+        return self._column(ref)[2]
 
     def content(self, ref: Ref) -> Any:
         """What a reference stands for: the bytes of an image or a sound, or the fields of a record."""
-        rows, values, _ = self._column(ref.table)
+        rows, values, _ = self._column(ref)
         return values[rows[ref.key]].as_py()
 
     def digest(self, ref: Ref) -> str:
@@ -127,17 +130,24 @@ class Silver:
             self._digests[ref] = _digest(self.content(ref))
         return self._digests[ref]
 
-    def _column(self, table: str) -> tuple[dict[str, int], pa.ChunkedArray, Kind]:
-        if table not in self._columns:
-            spec = self._specs[table]
-            held = [(name, KIND_OF[c.type]) for name, c in spec.columns.items() if c.type in KIND_OF]
+    def _column(self, ref: Ref) -> tuple[dict[str, int], pa.ChunkedArray, Kind]:
+        place = ref.table, ref.column
+        if place not in self._columns:
+            spec = self._specs[ref.table]
+            held = [
+                (name, KIND_OF[column.type])
+                for name, column in spec.columns.items()
+                if column.type in KIND_OF and ref.column in (None, name)
+            ]
             if len(held) != 1:
-                raise RowError(f"table {table} has {len(held)} image, audio and record columns; a reference needs one")
+                raise RowError(
+                    f"{ref} names {len(held)} image, audio and record columns of table {ref.table}; it must name one"
+                )
             ((name, kind),) = held
-            rows = self.snapshot.read_all(table, [spec.key, name])
+            rows = self.snapshot.read_all(ref.table, [spec.key, name])
             index = {key: position for position, key in enumerate(rows.column(spec.key).to_pylist())}
-            self._columns[table] = index, rows.column(name), kind
-        return self._columns[table]
+            self._columns[place] = index, rows.column(name), kind
+        return self._columns[place]
 
 
 class _Builder:

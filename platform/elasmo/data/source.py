@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from types import ModuleType
 from typing import Any, Protocol
 
 from elasmo.data.contract import SplitRule, TableSpec
 from elasmo.data.draft import Draft
+from elasmo.data.quarantine import Refusal
 
 Row = Mapping[str, Any]
 
@@ -32,6 +34,11 @@ class Source(Protocol):
     @property
     def splits(self) -> Mapping[str, SplitRule]: ...
 
+    @property
+    def code(self) -> tuple[ModuleType, ...]:
+        """Modules whose code decides what lands."""
+        ...
+
     def describe(self) -> dict[str, dict[str, str]]:
         """Everything landed rows depend on, as sha256: `files` of the folder, `inputs` from outside of it."""
         ...
@@ -44,12 +51,16 @@ class Source(Protocol):
         """(table, row) as the source has it: nothing is refused here."""
         ...
 
+    def release(self) -> None:
+        """Bronze stands: what was kept to land it may go."""
+        ...
+
     def parse(self, table: str, row: Row) -> Row:
         """A landed row as the columns of its table, values still untyped; raises RowError."""
         ...
 
-    def drafts(self, silver: SilverRows) -> Iterator[Draft]:
-        """The samples, in any order that is always the same."""
+    def drafts(self, silver: SilverRows) -> Iterator[Draft | Refusal]:
+        """The samples, in any order that is always the same; a refusal for a row of which none can be made."""
         ...
 
 
