@@ -81,8 +81,8 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         return {}
     if not isinstance(tree, dict):
         raise ConfigError(
-            f"Config file {path} holds a {type(tree).__name__}, {_short(tree)}, at its top; it must hold sections, such as "
-            "`train: {steps: 200}`."
+            f"Config file {path} holds a {type(tree).__name__}, {_short(tree)}, at its top; it must hold "
+            "sections, such as `train: {steps: 200}`."
         )
     return tree
 

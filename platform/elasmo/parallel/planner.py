@@ -114,9 +114,9 @@ def _cuts(layout: Layout, model: ModelConfig, job: Job) -> Iterator[str]:
     for name, count in (("heads", decoder.heads), ("kv_heads", decoder.kv_heads)):
         if count % (layout.tp * layout.sp):
             yield f"tp={layout.tp} x sp={layout.sp} must divide {name}={count}: a rank attends with whole heads"
-    for name, count in (("ffn", decoder.ffn), ("vocab_size", job.vocab_size)):
-        if count is not None and layout.tp > count:
-            yield f"tp={layout.tp} exceeds {name}={count}"
+    for name, most in (("ffn", decoder.ffn), ("vocab_size", job.vocab_size)):
+        if most is not None and layout.tp > most:
+            yield f"tp={layout.tp} exceeds {name}={most}"
     if model.attends and model.cross_attention.heads % layout.tp:
         yield f"tp={layout.tp} must divide cross_attention.heads={model.cross_attention.heads}"
     if layout.tp_sequence and layout.tp == 1:
