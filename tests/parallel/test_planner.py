@@ -20,7 +20,7 @@ def sizes(*overrides: str, vocab_size: int | None = 512) -> list[int]:
         (("train.layout.tp=2",), [2]),
         (("train.layout.tp=2", "train.workers.max=7"), [2, 4, 6]),
         (("train.layout.tp=2", "train.workers.min=3", "train.workers.max=5"), [4]),
-        (("train.layout.pp=2", "train.workers.max=8"), [2, 4]),  # 1f1b: 4 slots are 2 micro-batches on dp=2
+        (("train.layout.pp=2", "train.workers.max=8"), [2, 4, 6]),  # dp=4 leaves each rank 1 of 4 slots, 1f1b needs 2
     ],
 )
 def test_sizes_are_the_multiples_of_the_cuts_on_which_nothing_is_refused(

@@ -84,7 +84,7 @@ def test_sources_of_another_shape_are_refused_without_reading_a_weight(
     wider = CONFIG.decoder.model_copy(update={"ffn": 48})
     wider_model = config.model.model_copy(update={"decoder": wider})
     monkeypatch.setattr("elasmo.model.fragments.FragmentReader.tensor", lambda *_: pytest.fail("a weight was read"))
-    with pytest.raises(CheckpointError, match=r"in shape \(64, 32\), the model needs \(48, 32\)"):
+    with pytest.raises(CheckpointError, match=r"in shape \(32, 64\), the model needs \(32, 48\)"):
         preflight(config.model_copy(update={"model": wider_model}), gold())
 
 

@@ -147,16 +147,17 @@ def _set(tree: dict[str, Any], dotted: str, value: Any, source: str) -> None:
 
 def _sentence(error: dict[str, Any]) -> str:
     location = tuple(part for part in error["loc"] if isinstance(part, str))
-    dotted = _dotted(error["loc"]) or "the configuration"
     value, kind = error.get("input"), error["type"]
+    absent_item = kind == "missing" and isinstance(error["loc"][-1], int)
+    dotted = _dotted(error["loc"][:-1] if absent_item else error["loc"]) or "the configuration"
     if kind == "extra_forbidden":
         return _unknown_key(location)
     message = error["msg"].removeprefix("Value error, ")
     if kind == "value_error":
         return f"{dotted}: {message}."
-    if kind == "missing" and error["loc"][-1] == location[-1]:
-        *parents, key = location
-        return f"{'.'.join(parents)} is {_short(value)}, which lacks the key {key}; set {dotted}."
+    if kind == "missing" and not absent_item:
+        *parents, key = error["loc"]
+        return f"{_dotted(parents)} is {_short(value)}, which lacks the key {key}; set {dotted}."
     return f"{dotted} is {_short(value)} ({type(value).__name__}): {_wanted(kind, location, value, message)}."
 
 
