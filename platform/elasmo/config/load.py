@@ -60,7 +60,7 @@ def load(
     try:
         return Config.model_validate(tree)
     except ValidationError as error:
-        raise ConfigError("\n".join(_sentence(dict(item)) for item in error.errors())) from None
+        raise ConfigError("\n".join(dict.fromkeys(_sentence(dict(item)) for item in error.errors()))) from None
 
 
 def dump(config: Config) -> str:
@@ -81,7 +81,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         return {}
     if not isinstance(tree, dict):
         raise ConfigError(
-            f"Config file {path} holds a {type(tree).__name__}, {_short(tree)}, at its top; it must hold "
+            f"Config file {path} holds {_short(tree)} ({type(tree).__name__}) at its top; it must hold "
             "sections, such as `train: {steps: 200}`."
         )
     return tree
@@ -163,8 +163,12 @@ def _sentence(error: dict[str, Any]) -> str:
 
 def _wanted(kind: str, location: tuple[str, ...], value: object, message: str) -> str:
     if kind == "tuple_type":
-        example = value if isinstance(value, str | int | float) and value != "" else "..."
-        return f"it takes a list, such as [{example}]"
+        example = f"[{value}]" if isinstance(value, str | int | float) and value not in ("", True, False) else "[]"
+        return f"it takes a list, such as {example}"
+    if kind == "dict_type":
+        return "it takes a mapping, such as {key: value}"
+    if kind == "invalid_key":
+        return "a key is a name, not a number"
     if kind == "missing":
         return "the list is too short"
     if kind in ("too_short", "too_long"):
@@ -179,7 +183,9 @@ def _wanted(kind: str, location: tuple[str, ...], value: object, message: str) -
 
 
 def _dotted(location: Iterable[str | int]) -> str:
-    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location).removeprefix(".")
+    """The path of a value; the types that pydantic names where a key takes one of several are left out."""
+    parts = (part for part in location if isinstance(part, int) or not re.match(r"constrained-|\w+\[", part))
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts).removeprefix(".")
 
 
 def _short(value: object) -> str:
