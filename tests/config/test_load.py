@@ -131,6 +131,11 @@ def test_an_empty_section_in_the_file_can_be_filled(tmp_path: Path) -> None:
         ("train.freeze=null", "train.freeze is None (NoneType): it takes a list, such as []."),
         ("train.betas=[]", "train.betas is [] (list): the list is too short."),
         ("data.mixture=[{weight: 1}]", "data.mixture[0] is {'weight': 1}, which lacks the key dataset; set data.mix"),
+        (
+            "data.mixture=[{dataset: a, weight: x}]",
+            "data.mixture[0].weight is 'x' (str): input should be a number.",
+        ),
+        ("data.mixture=[{dataset: a, weight: {5: .inf}}]", "data.mixture[0].weight[5] is inf (float): input should be"),
         ("data.mixture=[digits]", "data.mixture[0] is 'digits' (str): it is a section, with the keys dataset, gold, w"),
         (
             "serve.decode.resources={a: .inf}",

@@ -10,6 +10,7 @@ import textwrap
 import types
 import typing
 from collections.abc import Iterable, Mapping
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,7 @@ def load(
     try:
         return Config.model_validate(tree)
     except ValidationError as error:
-        raise ConfigError("\n".join(dict.fromkeys(_sentence(dict(item)) for item in error.errors()))) from None
+        raise ConfigError("\n".join(dict.fromkeys(map(_sentence, _closest(error.errors()))))) from None
 
 
 def dump(config: Config) -> str:
@@ -145,7 +146,21 @@ def _set(tree: dict[str, Any], dotted: str, value: Any, source: str) -> None:
     node[leaf] = value
 
 
-def _sentence(error: dict[str, Any]) -> str:
+def _closest(errors: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The errors without those of types that a value does not have, where its key takes one of several types."""
+    listed = [(error, tuple(takewhile(_is_key, error["loc"]))) for error in errors]
+    several = [(error, path) for error, path in listed if path != error["loc"]]
+    fitting = {path for error, path in several if not error["type"].endswith("_type")}
+    misfits = [error for error, path in several if error["type"].endswith("_type") and path in fitting]
+    return [error for error, _ in listed if error not in misfits]
+
+
+def _is_key(part: str | int) -> bool:
+    """Whether a part of a location is a key or an index, not one of the types that pydantic names in between."""
+    return isinstance(part, int) or not re.match(r"constrained-|\w+\[", part)
+
+
+def _sentence(error: Mapping[str, Any]) -> str:
     location = tuple(part for part in error["loc"] if isinstance(part, str))
     value, kind = error.get("input"), error["type"]
     absent_item = kind == "missing" and isinstance(error["loc"][-1], int)
@@ -183,8 +198,7 @@ def _wanted(kind: str, location: tuple[str, ...], value: object, message: str) -
 
 
 def _dotted(location: Iterable[str | int]) -> str:
-    """The path of a value; the types that pydantic names where a key takes one of several are left out."""
-    parts = (part for part in location if isinstance(part, int) or not re.match(r"constrained-|\w+\[", part))
+    parts = filter(_is_key, location)
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts).removeprefix(".")
 
 
