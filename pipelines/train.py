@@ -4,12 +4,12 @@ import argparse
 import sys
 from pathlib import Path
 
-from elasmo.config import ConfigError, dump, load
+from elasmo.cli.main import mistake
+from elasmo.config import dump, load
 from elasmo.data.gold import GoldError
 from elasmo.data.ingest import ingest
 from elasmo.data.stream import open_gold
-from elasmo.parallel.planner import LayoutError
-from elasmo.train import TrainError, fit
+from elasmo.train import fit
 
 
 def main() -> int:
@@ -26,8 +26,11 @@ def main() -> int:
         except GoldError:
             ingest(config, Path(config.data.dataset))
         result = fit(config, run_id=arguments.run)
-    except (ConfigError, GoldError, LayoutError, TrainError) as error:
-        print(error, file=sys.stderr)
+    except ValueError as error:
+        sentence = mistake(error)
+        if sentence is None:
+            raise
+        print(sentence, file=sys.stderr)
         return 2
     print(f"run {result.run_id}: {result.steps} steps in {result.seconds:.1f} s, folder {result.folder}")
     print(f"receipts match the plan: {result.receipts.match}; resizes: {len(result.resizes)}")

@@ -49,6 +49,18 @@ def test_config_prints_the_tree_that_would_be_used(
     assert Config.model_validate(yaml.safe_load(capsys.readouterr().out)) == load(overrides=["train.steps=7"])
 
 
+def test_config_refuses_a_layout_that_no_number_of_workers_suits(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "config", "train.layout.tp=3") == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith(
+        "elasmo: train.layout needs a multiple of tp=3 x pp=1 x sp=1 = 3 workers, and train."
+    )
+    assert captured.err.endswith("has none; set train.workers.max=3, or change train.layout.\n")
+
+
 def test_a_mistake_is_one_sentence_on_stderr_and_exit_2(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -75,7 +75,10 @@ def test_a_layout_trains_as_one_worker_does(alone: RunResult, lake: Path, storag
 def test_a_layout_that_no_number_of_workers_allows_is_refused_before_anything_starts(
     alone: RunResult, lake: Path, storage: Path
 ) -> None:
-    with pytest.raises(LayoutError, match=r"train\.layout needs a multiple of tp=3 x pp=1 x sp=1 = 3 workers, not 1"):
+    with pytest.raises(
+        LayoutError,
+        match=r"tp=3 x pp=1 x sp=1 = 3 workers, and train\.workers\.min=\d to train\.workers\.max=2 has none",
+    ):
         fit(configured(lake, storage, "train.layout.tp=3"))
     with pytest.raises(LayoutError, match=r"on 2 workers: tp=1 x sp=2 must divide kv_heads=1"):
         shape = "model.decoder={hidden: 32, layers: 2, heads: 2, kv_heads: 1, ffn: 64}"

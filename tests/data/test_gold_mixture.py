@@ -96,7 +96,7 @@ def test_a_row_of_no_source_is_refused(two: Config) -> None:
         ("[{dataset: data/a}, {dataset: b/a}]", "mixture names dataset 'a' twice"),
         ("[{dataset: a, weight: 0}]", "mixture has no weight above 0 from step 0 on"),
         ("[{dataset: a, weight: {0: 1, 9: 0}}]", "mixture has no weight above 0 from step 9 on"),
-        ("[{dataset: a, weight: -1}]", "data.mixture.weight"),
+        ("[{dataset: a, weight: -1}]", r"data\.mixture\[0\]\.weight is -1 \(int\): input should be greater than or"),
         ("[{dataset: a, wieght: 1}]", "Unknown config key 'data.mixture.wieght'; did you mean 'data.mixture.weight'"),
     ],
 )

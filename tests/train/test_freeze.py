@@ -39,7 +39,7 @@ def test_the_last_pattern_that_matches_decides() -> None:
 
 def test_what_matches_nothing_is_named_with_a_suggestion() -> None:
     with pytest.raises(
-        FreezeError, match=r"names 'visoin', which matches no part of the model; did you mean 'vision'\?"
+        FreezeError, match=r"names 'visoin', which matches no part of the model; did you mean 'vision'\?$"
     ):
         frozen_names(("visoin",))
     with pytest.raises(FreezeError, match="matches no part of the model; its parts are audio, decoder"):

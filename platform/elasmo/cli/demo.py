@@ -38,6 +38,7 @@ def demo(
     from elasmo.data.stream import open_gold
     from elasmo.serve.http_port import check_port
     from elasmo.train.local_cluster import LocalCluster
+    from elasmo.train.preflight import preflight
 
     config = load(config_file, ["ray.address=local", *(overrides or ())])
     check_port(config.serve.host, config.serve.port)  # now, not after the training
@@ -48,6 +49,7 @@ def demo(
 
     _title(console, 1, f"Ingest {config.data.dataset}: bronze, silver, gold")
     _ingest(config, console)
+    preflight(config, open_gold(config))
     clock.lap("ingest")
 
     _title(console, 2, f"Start a Ray cluster of {config.ray.nodes} raylets on this machine")

@@ -21,10 +21,13 @@ def train(
 
     from elasmo.cli.progress import TrainProgress
     from elasmo.config import dump, load
+    from elasmo.data.stream import open_gold
     from elasmo.train import fit
     from elasmo.train.local_cluster import LocalCluster
+    from elasmo.train.preflight import preflight
 
     config = load(config_file, overrides or ())
+    preflight(config, open_gold(config), run)
     console = Console(soft_wrap=True)
     console.print(dump(config), markup=False, highlight=False)
     with ExitStack() as stack:

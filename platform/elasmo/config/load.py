@@ -5,9 +5,12 @@ from __future__ import annotations
 import difflib
 import json
 import os
+import re
+import textwrap
 import types
 import typing
 from collections.abc import Iterable, Mapping
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,11 @@ from pydantic import BaseModel, ValidationError
 from elasmo.config.tree import Config
 
 ENV_PREFIX = "ELASMO__"
+NOT_SET = {
+    "train.layout.dp": "data parallel is what tp x pp x sp leave of the number of workers; it follows from "
+    "train.workers.min and train.workers.max",
+}
+"""Keys that one may look for, and why there are none."""
 
 
 class ConfigError(ValueError):
@@ -46,14 +54,14 @@ def load(
             _set(tree, dotted, _parse_value(dotted, value), source=key)
     for override in overrides:
         dotted, separator, value = override.partition("=")
-        if not separator or not dotted:
+        if not separator or not all(part.strip() for part in dotted.split(".")):
             raise ConfigError(f"Override {override!r} is not of the form section.key=value, such as train.steps=200.")
         _set(tree, dotted.strip(), _parse_value(dotted, value), source=override)
     _take_model(tree)
     try:
         return Config.model_validate(tree)
     except ValidationError as error:
-        raise ConfigError("\n".join(_sentence(dict(item)) for item in error.errors())) from None
+        raise ConfigError("\n".join(dict.fromkeys(map(_sentence, _closest(error.errors()))))) from None
 
 
 def dump(config: Config) -> str:
@@ -68,12 +76,15 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         )
     try:
         tree = yaml.safe_load(path.read_text())
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"Config file {path} is not valid YAML: {error}") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ConfigError(f"Config file {path} is not valid YAML: {_fault(error)}.") from None
     if tree is None:
         return {}
     if not isinstance(tree, dict):
-        raise ConfigError(f"Config file {path} holds a {type(tree).__name__}; it must hold sections such as `train:`.")
+        raise ConfigError(
+            f"Config file {path} holds {_short(tree)} ({type(tree).__name__}) at its top; it must hold "
+            "sections, such as `train: {steps: 200}`."
+        )
     return tree
 
 
@@ -105,8 +116,18 @@ def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
 def _parse_value(key: str, text: str) -> Any:
     try:
         return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"Value {text!r} of {key} is not valid YAML: {error}") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ConfigError(f"Value {_short(text)} of {key} is not valid YAML: {_fault(error)}.") from None
+
+
+def _fault(error: Exception) -> str:
+    """What YAML, or a value such as a date in it, was refused for, in one line and with its place."""
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        mark = error.problem_mark
+        return f"{error.problem} in line {mark.line + 1}, column {mark.column + 1}"
+    if isinstance(error, RecursionError):
+        return "it is nested too deep"
+    return " ".join(str(error).split()).removesuffix(".")
 
 
 def _set(tree: dict[str, Any], dotted: str, value: Any, source: str) -> None:
@@ -125,16 +146,64 @@ def _set(tree: dict[str, Any], dotted: str, value: Any, source: str) -> None:
     node[leaf] = value
 
 
-def _sentence(error: dict[str, Any]) -> str:
+def _closest(errors: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The errors without those of types that a value does not have, where its key takes one of several types."""
+    listed = [(error, tuple(takewhile(_is_key, error["loc"]))) for error in errors]
+    several = [(error, path) for error, path in listed if path != error["loc"]]
+    fitting = {path for error, path in several if not error["type"].endswith("_type")}
+    misfits = [error for error, path in several if error["type"].endswith("_type") and path in fitting]
+    return [error for error, _ in listed if error not in misfits]
+
+
+def _is_key(part: str | int) -> bool:
+    """Whether a part of a location is a key or an index, not one of the types that pydantic names in between."""
+    return isinstance(part, int) or not re.match(r"constrained-|\w+\[", part)
+
+
+def _sentence(error: Mapping[str, Any]) -> str:
     location = tuple(part for part in error["loc"] if isinstance(part, str))
-    dotted = ".".join(location) or "the configuration"
-    value = error.get("input")
-    if error["type"] == "extra_forbidden":
+    value, kind = error.get("input"), error["type"]
+    absent_item = kind == "missing" and isinstance(error["loc"][-1], int)
+    dotted = _dotted(error["loc"][:-1] if absent_item else error["loc"]) or "the configuration"
+    if kind == "extra_forbidden":
         return _unknown_key(location)
     message = error["msg"].removeprefix("Value error, ")
-    if error["type"] == "value_error":
+    if kind == "value_error":
         return f"{dotted}: {message}."
-    return f"{dotted} is {value!r} ({type(value).__name__}): {message[0].lower()}{message[1:]}."
+    if kind == "missing" and not absent_item:
+        *parents, key = error["loc"]
+        return f"{_dotted(parents)} is {_short(value)}, which lacks the key {key}; set {dotted}."
+    return f"{dotted} is {_short(value)} ({type(value).__name__}): {_wanted(kind, location, value, message)}."
+
+
+def _wanted(kind: str, location: tuple[str, ...], value: object, message: str) -> str:
+    if kind == "tuple_type":
+        example = f"[{value}]" if isinstance(value, str | int | float) and value not in ("", True, False) else "[]"
+        return f"it takes a list, such as {example}"
+    if kind == "dict_type":
+        return "it takes a mapping, such as {key: value}"
+    if kind == "invalid_key":
+        return "a key is a name, not a number"
+    if kind == "missing":
+        return "the list is too short"
+    if kind in ("too_short", "too_long"):
+        found = re.search(r"at (?:least|most) \d+ items?", message)
+        return f"it takes a list of {found.group() if found else 'another length'}"
+    section = _section(location) if kind in ("model_type", "model_attributes_type") else None
+    if section is not None:
+        return f"it is a section, with the keys {', '.join(section.model_fields)}"
+    if kind in ("int_parsing", "float_parsing"):
+        return "input should be a number" if kind == "float_parsing" else "input should be a whole number"
+    return f"{message[0].lower()}{message[1:]}"
+
+
+def _dotted(location: Iterable[str | int]) -> str:
+    parts = filter(_is_key, location)
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts).removeprefix(".")
+
+
+def _short(value: object) -> str:
+    return textwrap.shorten(repr(value), 100, placeholder=" ...")
 
 
 def _unknown_key(location: tuple[str, ...]) -> str:
@@ -142,7 +211,10 @@ def _unknown_key(location: tuple[str, ...]) -> str:
     section = _section(parents)
     names = list(section.model_fields) if section is not None else []
     dotted = ".".join(location)
-    near = difflib.get_close_matches(key, names, n=1, cutoff=0.5)
+    if dotted in NOT_SET:
+        return f"Unknown config key {dotted!r}; {NOT_SET[dotted]}."
+    # Half of a short key is too little to guess by: one letter of tp is no sign that it was meant.
+    near = difflib.get_close_matches(key, names, n=1, cutoff=0.5 if len(key) > 3 else 0.75)
     if near:
         return f"Unknown config key {dotted!r}; did you mean {'.'.join([*parents, near[0]])!r}?"
     elsewhere = [name for name in _all_keys(Config) if name.rsplit(".", 1)[-1] == key]

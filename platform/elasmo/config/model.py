@@ -6,20 +6,38 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from elasmo.config.section import Positive, Seconds, Section
+from elasmo.config.section import Positive, PositiveFloat, Seconds, Section
 
 
 class RopeScalingConfig(Section):
     """How rotary positions reach beyond the context that a model was trained with."""
 
     kind: Literal["linear", "llama3", "yarn"]
-    factor: Annotated[float, Field(gt=0)]
+    factor: PositiveFloat
     original_max_seq: Positive = Field(8192, description="context of the training before it was extended")
-    low_freq_factor: float = Field(1.0, description="llama3: wavelengths above original_max_seq / this are slowed")
-    high_freq_factor: float = Field(4.0, description="llama3: wavelengths below original_max_seq / this are kept")
-    beta_fast: float = Field(32.0, description="yarn: turns above which a dimension is kept")
-    beta_slow: float = Field(1.0, description="yarn: turns below which a dimension is slowed")
-    attention_factor: float | None = Field(None, description="yarn: factor on cosines and sines; null: from factor")
+    low_freq_factor: PositiveFloat = Field(
+        1.0, description="llama3: wavelengths above original_max_seq / this are slowed"
+    )
+    high_freq_factor: PositiveFloat = Field(
+        4.0, description="llama3: wavelengths below original_max_seq / this are kept"
+    )
+    beta_fast: PositiveFloat = Field(32.0, description="yarn: turns above which a dimension is kept")
+    beta_slow: PositiveFloat = Field(1.0, description="yarn: turns below which a dimension is slowed")
+    attention_factor: PositiveFloat | None = Field(
+        None, description="yarn: factor on cosines and sines; null: from factor"
+    )
+
+    @model_validator(mode="after")
+    def _bands(self) -> RopeScalingConfig:
+        bounds = {"llama3": ("low_freq_factor", "high_freq_factor"), "yarn": ("beta_slow", "beta_fast")}
+        for kind, (low, high) in bounds.items():
+            if self.kind == kind and getattr(self, low) >= getattr(self, high):
+                raise ValueError(f"{low}={getattr(self, low):g} must be less than {high}={getattr(self, high):g}")
+        read = {*bounds.get(self.kind, ()), *(("attention_factor",) if self.kind == "yarn" else ())}
+        ours = {"low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "attention_factor"}
+        for setting in self.unread(ours - read):
+            raise ValueError(f"kind={self.kind} takes no {setting}")
+        return self
 
 
 class MoEConfig(Section):
@@ -29,12 +47,14 @@ class MoEConfig(Section):
     top_k: Positive = 2
     ffn: Positive = 352
     norm_topk: bool = Field(True, description="weights of the chosen experts sum to 1; false keeps probabilities")
-    capacity_factor: Annotated[float, Field(gt=0)] | None = Field(
+    capacity_factor: PositiveFloat | None = Field(
         None, description="an expert takes this many times its even share of a micro-batch, later tokens skip it"
     )
     aux_loss: Annotated[float, Field(ge=0)] = Field(0.01, description="coefficient of the load-balancing loss")
     every: Positive = Field(1, description="every how many layers has experts, the last of each group")
-    dense_layers: tuple[int, ...] = Field((), description="numbers of layers without experts, from 0")
+    dense_layers: tuple[Annotated[int, Field(ge=0)], ...] = Field(
+        (), description="numbers of layers without experts, from 0"
+    )
 
     @model_validator(mode="after")
     def _enough(self) -> MoEConfig:
@@ -56,9 +76,9 @@ class DecoderConfig(Section):
     head_dim: Positive | None = Field(None, description="hidden / heads when null")
     ffn: Positive = 352
     max_seq: Positive = 256
-    rope_theta: float = 10_000.0
+    rope_theta: Annotated[float, Field(gt=1)] = 10_000.0
     rope_scaling: RopeScalingConfig | None = None
-    norm_eps: float = 1e-6
+    norm_eps: PositiveFloat = 1e-6
     qkv_bias: bool = Field(False, description="biases on queries, keys and values (Qwen2)")
     out_bias: bool = Field(False, description="bias on the attention's output")
     mlp_bias: bool = Field(False, description="biases in the feed-forward network")
@@ -74,6 +94,20 @@ class DecoderConfig(Section):
             raise ValueError(f"kv_heads={self.kv_heads} must divide heads={self.heads}")
         if self.head_size % 2:
             raise ValueError(f"head_dim={self.head_size} must be even for rotary positions")
+        return self
+
+    @model_validator(mode="after")
+    def _experts_somewhere(self) -> DecoderConfig:
+        if self.moe is None:
+            return self
+        beyond = [layer for layer in self.moe.dense_layers if layer >= self.layers]
+        if beyond:
+            raise ValueError(f"moe.dense_layers has {beyond[0]}; layers={self.layers} are 0 to {self.layers - 1}")
+        if not any(map(self.moe.has_experts, range(self.layers))):
+            raise ValueError(
+                f"moe.every={self.moe.every} and moe.dense_layers={list(self.moe.dense_layers)} leave none of "
+                f"layers={self.layers} with experts; lower moe.every, or set moe to null"
+            )
         return self
 
     @property
@@ -98,23 +132,26 @@ class VisionConfig(Section):
     heads: Positive = 4
     ffn: Positive = 192
     activation: Literal["gelu", "quick_gelu", "gelu_pytorch_tanh"] = "gelu"
-    norm_eps: float = 1e-5
+    norm_eps: PositiveFloat = 1e-5
     feature_layer: Annotated[int, Field(le=-1)] = Field(
         -1, description="clip, siglip: layer whose output is used, from the end; LLaVA 1.5 takes -2"
     )
-    select: Literal["patch", "full"] = Field("patch", description="clip: patches alone, or the class token as well")
+    select: Literal["patch", "full"] = Field(
+        "patch",
+        description="clip: patches alone, or the class token as well; siglip has no class token, both are its patches",
+    )
     projector: Literal["linear", "mlp"] = "linear"
     mean: tuple[float, ...] = Field((0.5,), description="clip, siglip: of pixels in 0..1, by channel or for all")
-    std: tuple[float, ...] = Field((0.5,), description="clip, siglip: of pixels in 0..1, by channel or for all")
+    std: tuple[PositiveFloat, ...] = Field((0.5,), description="clip, siglip: of pixels in 0..1, by channel or for all")
 
     @model_validator(mode="after")
     def _divides(self) -> VisionConfig:
         if self.image_size % self.patch:
             raise ValueError(f"patch={self.patch} must divide image_size={self.image_size}")
-        ignored = _UNREAD_BY_STEM & self.model_fields_set if self.kind == "stem" else set()
-        for name in sorted(ignored):
-            if (value := getattr(self, name)) != VisionConfig.model_fields[name].default:
-                raise ValueError(f"kind=stem takes no {name}={value}; use kind=clip or kind=siglip")
+        for setting in self.unread(_UNREAD_BY_STEM) if self.kind == "stem" else ():
+            raise ValueError(f"kind=stem takes no {setting}; use kind=clip or kind=siglip")
+        for setting in self.unread(("stem",)) if self.kind != "stem" else ():
+            raise ValueError(f"kind={self.kind} takes no {setting}, which is of kind=stem")
         if not -self.layers <= self.feature_layer:
             raise ValueError(f"feature_layer={self.feature_layer} must be at least -layers={-self.layers}")
         if {len(self.mean), len(self.std)} - {1, self.channels}:
@@ -136,7 +173,7 @@ class AudioConfig(Section):
     max_positions: Positive = Field(1500, description="whisper: positions after the convolutions")
     pool: bool = Field(True, description="whisper: neighbouring positions averaged, as in Qwen2-Audio")
     sample_rate: Positive = 22_050
-    n_fft: Positive = 512
+    n_fft: Annotated[int, Field(ge=2)] = 512
     hop: Positive = 256
     n_mels: Positive = 40
     max_s: Seconds = 2.0
@@ -151,6 +188,8 @@ class AudioConfig(Section):
             raise ValueError(f"heads={self.heads} must divide hidden={self.hidden}")
         if self.kind == "whisper" and self.hidden % 2:
             raise ValueError(f"hidden={self.hidden} must be even for the sinusoids of kind=whisper")
+        for setting in self.unread(("max_positions", "pool")) if self.kind != "whisper" else ():
+            raise ValueError(f"kind={self.kind} takes no {setting}, which is of kind=whisper")
         if self.kind == "whisper" and self.max_s > self.window_s:
             raise ValueError(
                 f"max_s={self.max_s:g} exceeds {self.window_s:g}, the seconds that max_positions={self.max_positions} "
@@ -240,4 +279,8 @@ class ModelConfig(Section):
         heads, hidden = self.cross_attention.heads, self.decoder.hidden
         if self.attends and hidden % heads:
             raise ValueError(f"cross_attention.heads={heads} must divide decoder.hidden={hidden}")
+        if self.attends and self.vision is None and self.audio is None:
+            raise ValueError("fusion=cross_attention attends to images and clips, but vision and audio are both null")
+        for setting in () if self.attends else self.cross_attention.unread(CrossAttentionConfig.model_fields):
+            raise ValueError(f"fusion=sequence takes no cross_attention.{setting}; set fusion=cross_attention as well")
         return self

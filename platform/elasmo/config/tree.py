@@ -8,9 +8,10 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator, model_validator
 
 from elasmo.config.model import ModelConfig
-from elasmo.config.section import Fraction, Positive, Seconds, Section
+from elasmo.config.section import Fraction, Positive, PositiveFloat, Seconds, Section
 
 Weight = Annotated[float, Field(ge=0)]
+Beta = Annotated[float, Field(ge=0, lt=1)]
 LossOn = Literal["answers", "all"]
 """Tokens that are targets: what the assistant says, or all text; places of media never are."""
 
@@ -55,7 +56,7 @@ class DataConfig(Section):
         1,
         description="Ray Data decode actors for each training rank; several cost a hop through the object store a slot",
     )
-    decode_cpus: Annotated[float, Field(gt=0)] = 0.25
+    decode_cpus: PositiveFloat = 0.25
     lookahead_mb: Positive = Field(64, description="object store that decoded micro-batches of a rank may fill")
     shuffle_window_shards: Positive = 4
     max_substitutes: Annotated[int, Field(ge=0)] = Field(
@@ -123,12 +124,18 @@ class LayoutConfig(Section):
     chunks: Positive = Field(1, description="stages of a rank; more than 1 for interleaved, 2 for zero-bubble")
     recompute: Literal["none", "selective", "full"] = "none"
 
+    @model_validator(mode="after")
+    def _stages(self) -> LayoutConfig:
+        for setting in self.unread(("schedule", "chunks")) if self.pp == 1 else ():
+            raise ValueError(f"{setting} is of pipelines; set pp to 2 or more, or leave it out")
+        return self
+
 
 class LoraConfig(Section):
     """Low-rank adapters (Hu et al. 2021) beside frozen matrices of the decoder."""
 
     rank: Positive = 8
-    alpha: Annotated[float, Field(gt=0)] = Field(16.0, description="adapters count alpha / rank")
+    alpha: PositiveFloat = Field(16.0, description="adapters count alpha / rank")
     targets: tuple[str, ...] = Field(("q_proj", "v_proj"), min_length=1, description="names of the decoder's matrices")
 
 
@@ -138,13 +145,13 @@ class TrainConfig(Section):
     steps: Positive = 500
     global_batch: Positive = 64
     micro_batch: Positive = 16
-    lr: Annotated[float, Field(gt=0)] = 2e-3
+    lr: PositiveFloat = 2e-3
     min_lr_ratio: Fraction = 0.1
     warmup_steps: Annotated[int, Field(ge=0)] = 20
     weight_decay: Annotated[float, Field(ge=0)] = 0.1
-    betas: tuple[float, float] = (0.9, 0.95)
-    eps: Annotated[float, Field(gt=0)] = 1e-8
-    grad_clip: Annotated[float, Field(gt=0)] = 1.0
+    betas: tuple[Beta, Beta] = (0.9, 0.95)
+    eps: PositiveFloat = 1e-8
+    grad_clip: PositiveFloat = 1.0
     dtype: Literal["float32", "bfloat16"] = "float32"
     loss_on: LossOn = Field("answers", description="targets: what the assistant says, or all text (pretraining)")
     zero_stage: Literal[0, 1, 2, 3] = 1
@@ -219,7 +226,7 @@ class PoolConfig(Section):
     replicas: Positive = 1
     cpus: Annotated[float, Field(ge=0)] = 0.25
     gpus: Annotated[float, Field(ge=0)] = 0.0
-    resources: dict[str, Annotated[float, Field(gt=0)]] = Field(
+    resources: dict[str, PositiveFloat] = Field(
         {}, description="custom Ray resources a replica reserves, to hold the pool to nodes that have them"
     )
     max_ongoing: Positive = 64

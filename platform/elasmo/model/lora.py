@@ -42,13 +42,16 @@ class LoraLinear(nn.Linear):
 
     @classmethod
     def of(cls, linear: nn.Linear, config: LoraConfig, generator: torch.Generator) -> LoraLinear:
-        """Takes over a layer's weight and bias."""
+        """Takes over a layer's weight and bias; one without values (on `meta`) gets an adapter without values."""
         made = cls(1, 1, bias=False, device="meta")
         made.in_features, made.out_features = linear.in_features, linear.out_features
         made.weight, made.bias = linear.weight, linear.bias
-        values = torch.randn(config.rank, linear.in_features, generator=generator)
+        if linear.weight.is_meta:
+            values = torch.empty(config.rank, linear.in_features, device="meta")
+        else:
+            values = torch.randn(config.rank, linear.in_features, generator=generator)
         made.lora_a = nn.Parameter(values / math.sqrt(linear.in_features))
-        made.lora_b = nn.Parameter(torch.zeros(linear.out_features, config.rank))
+        made.lora_b = nn.Parameter(torch.zeros(linear.out_features, config.rank, device=values.device))
         made.scale = config.alpha / config.rank
         return made
 

@@ -22,12 +22,12 @@ class Job:
 
     Attributes:
         slots: micro-batch slots of a global batch.
-        vocab_size: tokens of the vocabulary.
+        vocab_size: tokens of the vocabulary; None where it is not known yet, which then bounds nothing.
         bfloat16: whether weights are bfloat16 with float32 masters.
     """
 
     slots: int
-    vocab_size: int
+    vocab_size: int | None
     bfloat16: bool = False
 
 
@@ -76,20 +76,25 @@ def slot_readers(train: TrainConfig, ranks: int) -> list[tuple[int, int]]:
     return [(place(layout, rank).dp, layout.dp) for rank in range(ranks)]
 
 
-def legal_sizes(smallest: int, largest: int, train: TrainConfig, model: ModelConfig, vocab_size: int) -> list[int]:
-    """Numbers of ranks in a range on which a run's configured layout is legal.
+def legal_sizes(train: TrainConfig, model: ModelConfig, vocab_size: int | None) -> list[int]:
+    """Numbers of ranks between `train.workers.min` and `max` on which a run's configured layout is legal.
 
     Raises:
         LayoutError: there is none; gives the reason for the largest number that the cuts divide.
     """
     job = Job(train.slots, vocab_size, train.dtype == "bfloat16")
+    cuts, workers = train.layout, train.workers
+    shared = cuts.tp * cuts.pp * cuts.sp
+    first = -(-workers.min // shared) * shared
+    if first > workers.max:
+        raise LayoutError(
+            f"train.layout needs a multiple of tp={cuts.tp} x pp={cuts.pp} x sp={cuts.sp} = {shared} workers, and "
+            f"train.workers.min={workers.min} to train.workers.max={workers.max} has none; set "
+            f"train.workers.max={first}, or change train.layout."
+        )
     legal, reason = [], ""
-    for ranks in range(smallest, largest + 1):
-        try:
-            reasons = refusals(choose(ranks, train), model, job)
-        except LayoutError as error:
-            reason = reason or str(error)
-            continue
+    for ranks in range(first, workers.max + 1, shared):
+        reasons = refusals(choose(ranks, train), model, job)
         if not reasons:
             legal.append(ranks)
         else:
@@ -109,8 +114,9 @@ def _cuts(layout: Layout, model: ModelConfig, job: Job) -> Iterator[str]:
     for name, count in (("heads", decoder.heads), ("kv_heads", decoder.kv_heads)):
         if count % (layout.tp * layout.sp):
             yield f"tp={layout.tp} x sp={layout.sp} must divide {name}={count}: a rank attends with whole heads"
-    if layout.tp > min(decoder.ffn, job.vocab_size):
-        yield f"tp={layout.tp} exceeds ffn={decoder.ffn} or vocab_size={job.vocab_size}"
+    for name, most in (("ffn", decoder.ffn), ("vocab_size", job.vocab_size)):
+        if most is not None and layout.tp > most:
+            yield f"tp={layout.tp} exceeds {name}={most}"
     if model.attends and model.cross_attention.heads % layout.tp:
         yield f"tp={layout.tp} must divide cross_attention.heads={model.cross_attention.heads}"
     if layout.tp_sequence and layout.tp == 1:

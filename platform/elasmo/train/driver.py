@@ -20,6 +20,7 @@ from elasmo.data.stream import TRAIN, PlanDataConfig, make_plan, open_gold
 from elasmo.parallel import planner
 from elasmo.train import ray_adapter, run_folder, run_state
 from elasmo.train.loop import LoopSettings, train_loop
+from elasmo.train.preflight import preflight
 from elasmo.train.run_folder import ReceiptCheck
 
 logger = logging.getLogger(__name__)
@@ -63,18 +64,16 @@ def fit(
 
     Raises:
         GoldError: no usable gold snapshot.
-        LayoutError: `train.layout` suits no number of workers in the range.
+        ConfigError, LayoutError, LoraError, FreezeError, CheckpointError, PublishedError: see `preflight`.
         RunBusy: the run is being trained by another driver of this cluster.
         TrainError: the failure budget is spent, or a worker hit an error of the user's making.
     """
-    if not ray.is_initialized():
-        _connect(config.ray.address)
     started = time.time()
     gold = open_gold(config)
-    gold.check_model(config.model)
     config = pinned(config, gold)
-    workers = config.train.workers
-    sizes = planner.legal_sizes(workers.min, workers.max, config.train, config.model, gold.processor().vocab_size)
+    sizes = preflight(config, gold, run_id)
+    if not ray.is_initialized():
+        _connect(config.ray.address)
     run_id = run_id or run_folder.new_run_id(config)
     try:
         folder = run_folder.create(config, run_id, gold)

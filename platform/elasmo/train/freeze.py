@@ -38,7 +38,7 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> list[str]:
     for pattern in patterns:
         if pattern not in matched:
             raise FreezeError(
-                f"train.freeze names {pattern!r}, which matches no part of the model{_hint(model, pattern)}."
+                f"train.freeze names {pattern!r}, which matches no part of the model; {_hint(model, pattern)}"
             )
     if all(frozen.values()):
         raise FreezeError("train.freeze freezes every parameter; except some with '!', such as '!*.projector'.")
@@ -51,4 +51,4 @@ def _hint(model: nn.Module, pattern: str) -> str:
     modules = [name for name, _ in model.named_modules() if name]
     close = difflib.get_close_matches(pattern.removeprefix("!"), modules, n=1)
     top = sorted({name.split(".")[0] for name in modules})
-    return f"; did you mean {close[0]!r}?" if close else f"; its parts are {', '.join(top)}"
+    return f"did you mean {close[0]!r}?" if close else f"its parts are {', '.join(top)}."

@@ -28,21 +28,37 @@ def load_initial(model: MultimodalDecoder, sources: Sequence[str]) -> list[str]:
     parameters = dict(model.named_parameters())
     left = set(parameters)
     for source in sources:
-        reader = _open(Path(source))
-        for name, shape in reader.manifest.shapes.items():
-            if name not in parameters:
-                raise CheckpointError(
-                    f"train.init_from: {source} holds tensor {name!r}, which the model lacks; set its model config."
-                )
-            if shape != tuple(parameters[name].shape):
-                raise CheckpointError(
-                    f"train.init_from: {source} has {name!r} in shape {shape}, the model needs "
-                    f"{tuple(parameters[name].shape)}; set its model config, or use data with its tokenizer."
-                )
+        reader = _open_fitting(model, source)
+        for name in reader.manifest.shapes:
             with torch.no_grad():
                 parameters[name].copy_(reader.tensor(name))
         left -= set(reader.manifest.shapes)
     return sorted(left)
+
+
+def check_initial(model: MultimodalDecoder, sources: Sequence[str]) -> None:
+    """What `load_initial` refuses, without reading a weight: the model may be one without values (on `meta`).
+
+    Raises:
+        CheckpointError: a source is absent, or holds a tensor that the model lacks or has in another shape.
+    """
+    for source in sources:
+        _open_fitting(model, source)
+
+
+def _open_fitting(model: MultimodalDecoder, source: str) -> FragmentReader:
+    reader, parameters = _open(Path(source)), dict(model.named_parameters())
+    for name, shape in reader.manifest.shapes.items():
+        if name not in parameters:
+            raise CheckpointError(
+                f"train.init_from: {source} holds tensor {name!r}, which the model lacks; set its model config."
+            )
+        if shape != tuple(parameters[name].shape):
+            raise CheckpointError(
+                f"train.init_from: {source} has {name!r} in shape {shape}, the model needs "
+                f"{tuple(parameters[name].shape)}; set its model config, or use data with its tokenizer."
+            )
+    return reader
 
 
 def _open(folder: Path) -> FragmentReader:
