@@ -41,7 +41,7 @@ from elasmo.model import published
 from elasmo.model.batch import collate, pack
 from elasmo.model.encoded import Encoded
 from elasmo.model.hugging_face import export_model, import_model
-from elasmo.model.hugging_face_config import HuggingFaceError
+from elasmo.model.hugging_face_defaults import HuggingFaceError
 from elasmo.model.mel import BORDER, whisper_tokens
 from elasmo.model.multimodal import MultimodalDecoder
 from elasmo.model.published import PublishedError
