@@ -48,8 +48,8 @@ def from_hugging_face(raw: Raw, pixels: Raw | None = None, generation: Raw | Non
         HuggingFaceError: names the architecture or setting that has no counterpart here, or a value of a wrong type.
     """
     ends = _ids("generation_config.json: eos_token_id", (generation or {}).get("eos_token_id"))
-    named = raw.get("architectures") or ["none"]
-    architecture = str(named[0]) if isinstance(named, list) else repr(named)
+    listed = raw.get("architectures") or ["none"]
+    architecture = str(listed[0]) if isinstance(listed, list) else repr(listed)
     if architecture not in ARCHITECTURES:
         raise HuggingFaceError(f"Architecture {architecture} is unknown here; known are {', '.join(ARCHITECTURES)}.")
     _refuse_quantised(raw, "")
@@ -69,17 +69,13 @@ def from_hugging_face(raw: Raw, pixels: Raw | None = None, generation: Raw | Non
             f"config.json: tie_word_embeddings is {raw['tie_word_embeddings']!r}, not true or false."
         )
     text["tie_word_embeddings"] = text["tie_word_embeddings"] or bool(raw.get("tie_word_embeddings", False))
+    named = {key: value for key, value in outer.items() if value is not None}
     config = ModelConfig(
         decoder=_decoder(text, kind),
         vision=_vision(outer, pixels or {}) if llava else None,
         audio=None if llava else _audio(_section(raw, "audio_config", {})),
         table=None,
-        tokens=_tokens(
-            {**stated, **{key: value for key, value in outer.items() if value is not None}},
-            kind,
-            text["vocab_size"],
-            ends,
-        ),
+        tokens=_tokens({**stated, **named}, kind, text["vocab_size"], ends, "image" if llava else "audio"),
     )
     return config, int(text["vocab_size"])
 
@@ -316,11 +312,11 @@ def _ids(key: str, value: Any) -> list[int]:
     return ids
 
 
-def _tokens(raw: Raw, kind: str, vocab: int, ends: list[int]) -> TokensConfig:
+def _tokens(raw: Raw, kind: str, vocab: int, ends: list[int], medium: str | None = None) -> TokensConfig:
     """Ids of the config, and further ends. What a model has no token for gets an id that never occurs."""
     stated = _ids("config.json: eos_token_id", raw.get("eos_token_id", None if ends else ENDS.get(kind)))
     pad = _ids("config.json: pad_token_id", raw.get("pad_token_id"))
-    named = {key: raw[f"{key}_token_index"] for key in ("image", "audio") if f"{key}_token_index" in raw}
+    named = {} if medium is None else {medium: int(raw[f"{medium}_token_index"])}
     free = vocab
     if any(vocab <= token < vocab + 3 for token in (*named.values(), *stated, *ends)):
         free = max(*named.values(), *stated, *ends, vocab) + 1
