@@ -252,6 +252,7 @@ def test_a_value_that_no_model_can_have_is_named(tmp_path: Path, changes: dict[s
         ({"vision_feature_select_strategy": "cls"}, {}, "vision_feature_select_strategy is 'cls'; known are default"),
         ({"vision_config": {"model_type": "siglip_vision_model"}}, {}, "strategy is 'default', which drops an image's"),
         ({}, {"image_std": [0, 0, 0]}, r"image_std is \[0, 0, 0\]; it must be one number above 0 a channel"),
+        ({}, {"do_rescale": False}, "The image processor leaves pixels in another range than 0..1"),
         ({}, {"image_mean": None}, "image_mean is None; it must be one number a channel"),
     ],
 )
@@ -260,6 +261,11 @@ def test_a_section_that_no_llava_can_have_is_named(
 ) -> None:
     with pytest.raises(HuggingFaceError, match=sentence):
         from_hugging_face({"architectures": ["LlavaForConditionalGeneration"], **changes}, pixels)
+
+
+def test_pixels_that_are_not_normalised_stay_in_0_to_1() -> None:
+    config, _ = from_hugging_face({"architectures": ["LlavaForConditionalGeneration"]}, {"do_normalize": False})
+    assert config.vision is not None and (config.vision.mean, config.vision.std) == ((0.0,), (1.0,))
 
 
 def test_an_image_processor_that_is_none_is_named(tmp_path: Path) -> None:

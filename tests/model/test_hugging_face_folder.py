@@ -118,6 +118,16 @@ def test_a_damaged_manifest_is_named(tmp_path: Path, content: bytes) -> None:
         export_model(tmp_path, tmp_path / "back")
 
 
+def test_a_manifest_that_keeps_files_from_elsewhere_is_refused(tmp_path: Path) -> None:
+    saved(TEXT["llama"](), tmp_path / "hf")
+    import_model(tmp_path / "hf", tmp_path / "ours")
+    manifest = json.loads((tmp_path / "ours" / "manifest.json").read_text())
+    manifest["kept"][0]["name"] = "../manifest.json"
+    (tmp_path / "ours" / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(PublishedError, match="kept names a file outside the folder"):
+        export_model(tmp_path / "ours", tmp_path / "back")
+
+
 @pytest.mark.parametrize(
     ("index", "sentence"),
     [

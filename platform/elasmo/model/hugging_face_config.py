@@ -273,6 +273,13 @@ def _feature_layer(layer: Any, layers: int) -> int:
 
 def _channels(pixels: Raw, key: str, default: tuple[float, ...], unnormalised: float) -> tuple[float, ...]:
     """Mean or deviation of pixels in 0..1."""
+    if pixels.get("do_rescale", True) is False or pixels.get("rescale_factor", 1 / 255) not in (
+        1 / 255,
+        0.00392156862745098,
+    ):
+        raise HuggingFaceError(
+            "The image processor leaves pixels in another range than 0..1; none other is known here."
+        )
     if pixels.get("do_normalize", True) is False:
         return (unnormalised,)
     values = pixels.get(key, default)

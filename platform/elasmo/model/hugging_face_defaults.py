@@ -138,8 +138,14 @@ _ALIASES: Mapping[str, Mapping[str, str]] = {
 }
 _NULLABLE = {("qwen2", "num_key_value_heads"), ("qwen3", "num_key_value_heads")}
 _UNREAD_NULL = {"sliding_window"}
-_MOST: Mapping[str, int] = {"num_hidden_layers": 1000, "encoder_layers": 1000}
-"""Layers above which a file is damaged rather than of a large model."""
+_MOST: Mapping[str, int] = {
+    "num_hidden_layers": 1000,
+    "encoder_layers": 1000,
+    "num_experts": 10_000,
+    "num_local_experts": 10_000,
+    "max_source_positions": 1_000_000,
+}
+"""Counts above which a file is damaged rather than of a large model."""
 
 
 def completed(raw: Raw, kind: str, where: str = "") -> dict[str, Any]:

@@ -95,7 +95,7 @@ def has_head_of_its_own(stored: Mapping[str, Stored]) -> bool:
     embedding = next((stored[name] for name in _EMBEDDINGS if name in stored), None)
     if head is None or embedding is None:
         return False
-    if head.spec.shape != embedding.spec.shape:
+    if head.spec.shape != embedding.spec.shape or len(head.spec.shape) != 2:
         return True
     with safe_open(str(head.path), framework="pt") as one, safe_open(str(embedding.path), framework="pt") as other:
         a, b = one.get_slice(head.name), other.get_slice(embedding.name)

@@ -193,7 +193,12 @@ def describe(path: str | Path) -> Description:
     """
     folder = Path(path)
     manifest, config, processor, weights = _read(folder)
-    kept = tuple(FragmentFile(**file) for file in manifest.get("kept", ()))
+    try:
+        kept = tuple(FragmentFile(**file) for file in manifest.get("kept", ()))
+        if any(Path(file.name).name != file.name for file in kept):
+            raise ValueError("kept names a file outside the folder")
+    except (TypeError, ValueError) as error:
+        raise PublishedError(f"{folder / MANIFEST} is not a manifest of `elasmo import-hf`: {error}.") from None
     return Description(config, processor, FragmentReader(folder / manifest["weights"]["folder"], weights), kept)
 
 
