@@ -17,6 +17,12 @@ def test_a_model_goes_in_and_comes_out_by_two_verbs(tmp_path: Path) -> None:
     runner = CliRunner()
     done = runner.invoke(app, ["import-hf", str(tmp_path / "hf"), str(tmp_path / "ours")])
     assert done.exit_code == 0 and "imported LlamaForCausalLM, 21,984 parameters" in done.output
+    saved(TEXT["qwen2"](), tmp_path / "other")
+    again = ["import-hf", str(tmp_path / "other"), str(tmp_path / "ours")]
+    done = runner.invoke(app, again)
+    assert "name another folder, or replace that model with --replace." in str(done.exception)
+    assert runner.invoke(app, [*again, "--replace"]).exit_code == 0
+    assert runner.invoke(app, ["import-hf", str(tmp_path / "hf"), str(tmp_path / "ours"), "--replace"]).exit_code == 0
     done = runner.invoke(app, ["export-hf", str(tmp_path / "ours"), str(tmp_path / "back"), "--shard-mb", "1"])
     assert done.exit_code == 0 and "model.safetensors" in done.output
     again = LlamaForCausalLM.from_pretrained(tmp_path / "back", dtype=torch.float32)

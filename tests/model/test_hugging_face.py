@@ -41,7 +41,7 @@ from elasmo.model import published
 from elasmo.model.batch import collate, pack
 from elasmo.model.encoded import Encoded
 from elasmo.model.hugging_face import export_model, import_model
-from elasmo.model.hugging_face_config import HuggingFaceError
+from elasmo.model.hugging_face_defaults import HuggingFaceError
 from elasmo.model.mel import BORDER, whisper_tokens
 from elasmo.model.multimodal import MultimodalDecoder
 from elasmo.model.published import PublishedError
@@ -88,6 +88,17 @@ TEXT = {
             moe_intermediate_size=20,
             norm_topk_prob=True,
             mlp_only_layers=[0],
+        )
+    ),
+    "qwen3-moe-biased": lambda: Qwen3MoeForCausalLM(
+        Qwen3MoeConfig(
+            **SHAPE,
+            head_dim=16,
+            num_experts=4,
+            num_experts_per_tok=2,
+            moe_intermediate_size=20,
+            attention_bias=True,
+            norm_topk_prob=True,
         )
     ),
     "qwen3-moe-plain-weights": lambda: Qwen3MoeForCausalLM(
@@ -143,7 +154,9 @@ def test_text_logits_alone_padded_packed_and_after_an_export(tmp_path: Path, kin
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("kind", ["llama-llama3-rope", "qwen2-yarn", "qwen3", "mixtral", "qwen3-moe"])
+@pytest.mark.parametrize(
+    "kind", ["llama-llama3-rope", "qwen2-yarn", "qwen3", "mixtral", "qwen3-moe", "qwen3-moe-biased"]
+)
 def test_a_model_of_ours_gets_a_config_that_transformers_reads_the_same(tmp_path: Path, kind: str) -> None:
     """Without the imported config.json to fall back on, as for a model that was trained here."""
     theirs = saved(TEXT[kind](), tmp_path / "hf")
@@ -184,8 +197,18 @@ TOWER: dict[str, Any] = {
     "image_size": 16,
     "patch_size": 4,
 }
+QWEN2_AUDIO = Qwen2AudioEncoderConfig(
+    d_model=24,
+    encoder_layers=2,
+    encoder_attention_heads=4,
+    encoder_ffn_dim=40,
+    num_mel_bins=16,
+    max_source_positions=20,
+)
 LLAVA = {
     "clip": lambda: llava(CLIPVisionConfig(**TOWER)),
+    "clip-embeddings": lambda: llava(CLIPVisionConfig(**TOWER), vision_feature_layer=0),
+    "clip-one-listed": lambda: llava(CLIPVisionConfig(**TOWER), vision_feature_layer=[-3]),
     "siglip": lambda: llava(
         SiglipVisionConfig(**TOWER), vision_feature_select_strategy="full", vision_feature_layer=-1
     ),
@@ -229,15 +252,7 @@ def test_llava_with_none_one_and_two_images_padded_and_packed(tmp_path: Path, ki
 
 @torch.no_grad()
 def test_qwen2_audio_with_clips_of_several_lengths(tmp_path: Path) -> None:
-    audio = Qwen2AudioEncoderConfig(
-        d_model=24,
-        encoder_layers=2,
-        encoder_attention_heads=4,
-        encoder_ffn_dim=40,
-        num_mel_bins=16,
-        max_source_positions=20,
-    )
-    config = Qwen2AudioConfig(audio_config=audio, text_config=Qwen2Config(**SHAPE), audio_token_index=100)
+    config = Qwen2AudioConfig(audio_config=QWEN2_AUDIO, text_config=Qwen2Config(**SHAPE), audio_token_index=100)
     theirs = saved(Qwen2AudioForConditionalGeneration(config), tmp_path / "hf")
     import_model(tmp_path / "hf", tmp_path / "ours")
     ours = loaded(tmp_path / "ours")
@@ -313,6 +328,66 @@ def test_what_cannot_be_imported_is_named(tmp_path: Path, changes: dict[str, Any
     change(tmp_path / "hf", **changes)
     with pytest.raises(HuggingFaceError, match=sentence):
         import_model(tmp_path / "hf", tmp_path / "ours")
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["llama", "llava", "qwen2_audio"])
+@pytest.mark.parametrize("head", ["absent", "equal", "other"])
+def test_an_output_matrix_of_its_own_counts_whatever_the_config_says(tmp_path: Path, kind: str, head: str) -> None:
+    """LLaVA may say so in its outer section alone. Qwen2-Audio is never tied in transformers, so it always has one."""
+    tied = {**SHAPE, "tie_word_embeddings": True}
+    theirs: PreTrainedModel
+    if kind == "llama":
+        theirs = LlamaForCausalLM(LlamaConfig(**tied))
+    elif kind == "llava":
+        theirs = llava(CLIPVisionConfig(**TOWER), tie_word_embeddings=True)
+    else:
+        config = Qwen2AudioConfig(audio_config=QWEN2_AUDIO, text_config=Qwen2Config(**tied), audio_token_index=100)
+        theirs = Qwen2AudioForConditionalGeneration(config)
+    saved(theirs, tmp_path / "hf")
+    path = tmp_path / "hf" / "model.safetensors"
+    weights = load_file(path)
+    prefix = "" if kind == "llama" else "language_model."
+    embedding = next(value for name, value in weights.items() if name.endswith("embed_tokens.weight"))
+    weights.pop(f"{prefix}lm_head.weight", None)
+    if head == "equal":
+        weights[f"{prefix}lm_head.weight"] = embedding.clone()
+    if head == "other":
+        weights[f"{prefix}lm_head.weight"] = embedding.flip(0).contiguous()
+    save_file(weights, path, metadata={"format": "pt"})
+    import_model(tmp_path / "hf", tmp_path / "ours")
+    ours = loaded(tmp_path / "ours")
+    assert ours.config.decoder.tie_embeddings == (head != "other")
+    export_model(tmp_path / "ours", tmp_path / "back")
+    # transformers would draw an output matrix at random for a Qwen2-Audio without one; the export has it.
+    folder = tmp_path / ("back" if (kind, head) == ("qwen2_audio", "absent") else "hf")
+    (sample,) = text(20)
+    wanted = their_logits(type(theirs).from_pretrained(folder, dtype=torch.float32).eval(), sample)
+    torch.testing.assert_close(ours(collate([sample]))[0], wanted, rtol=1e-4, atol=1e-4)
+    again = type(theirs).from_pretrained(tmp_path / "back", dtype=torch.float32).eval()
+    assert torch.equal(their_logits(again, sample), wanted)
+
+
+def test_a_tensor_under_two_names_is_refused(tmp_path: Path) -> None:
+    saved(LLAVA["clip"](), tmp_path / "hf")
+    path = tmp_path / "hf" / "model.safetensors"
+    weights = load_file(path)
+    weights["lm_head.weight"] = torch.zeros(101, 32)
+    save_file(weights, path, metadata={"format": "pt"})
+    with pytest.raises(HuggingFaceError, match=r"one tensor twice, as '\S*lm_head.weight' and as '\S*lm_head.weight'"):
+        import_model(tmp_path / "hf", tmp_path / "ours")
+
+
+def test_numbers_of_positions_that_older_files_store_come_back(tmp_path: Path) -> None:
+    saved(LLAVA["clip"](), tmp_path / "hf")
+    path = tmp_path / "hf" / "model.safetensors"
+    weights = load_file(path)
+    name = "vision_tower.vision_model.embeddings.position_ids"
+    weights[name] = torch.arange(17)[None]
+    save_file(weights, path, metadata={"format": "pt"})
+    import_model(tmp_path / "hf", tmp_path / "ours")
+    (file,) = export_model(tmp_path / "ours", tmp_path / "back")
+    assert torch.equal(load_file(file)[name], weights[name])
 
 
 def test_a_window_that_is_in_use_is_refused_and_one_that_is_not_is_ignored(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ def peak(work):
 
 hf, ours, back, small = map(Path, sys.argv[1:])
 import_model(small, ours)  # loads what torch loads late, whatever the model's size
-print(peak(lambda: import_model(hf, ours)))
+print(peak(lambda: import_model(hf, ours, replace=True)))
 print(peak(lambda: export_model(ours, back, 30_000_000)))
 print(peak(lambda: [{k: v.clone() for k, v in load_file(p).items()} for p in hf.glob("*.safetensors")]))
 """

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 from torch import nn
 
 from elasmo.config import LoraConfig
-from elasmo.model import lora
-from elasmo.model.batch import pack
+from elasmo.model import lora, published
+from elasmo.model.batch import collate, pack
+from elasmo.model.encoded import Encoded
 from elasmo.model.fragments import WEIGHT, FragmentReader, Manifest, commit, write_file
+from elasmo.model.hugging_face import import_model
+from elasmo.model.hugging_face_defaults import HuggingFaceError
 from elasmo.model.multimodal import MultimodalDecoder
 from elasmo.train.freeze import freeze
+from tests.model.test_hugging_face import LLAVA, TEXT, saved
 from tests.parallel import oracle
 
 CONFIG = LoraConfig(rank=3, alpha=6.0, targets=("q_proj", "down_proj"))
@@ -89,7 +95,7 @@ def test_merged_weights_give_the_adapted_model(tmp_path: Path) -> None:
 def test_an_export_has_the_names_and_numbers_of_peft(tmp_path: Path) -> None:
     model = adapted()
     randomise(model)
-    path = lora.export(written(model, tmp_path / "step"), tmp_path / "out", CONFIG)
+    path = lora.export(written(model, tmp_path / "step"), tmp_path / "out", CONFIG, model.config)
     tensors = load_file(path)
     assert len(tensors) == 2 * 2 * oracle.DECODER.layers
     module = model.decoder.layers[1].self_attn.q_proj
@@ -100,6 +106,61 @@ def test_an_export_has_the_names_and_numbers_of_peft(tmp_path: Path) -> None:
     described = json.loads((tmp_path / "out" / "adapter_config.json").read_text())
     assert (described["r"], described["lora_alpha"]) == (3, 6.0)
     assert described["target_modules"] == ["q_proj", "down_proj"]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["text", "llava"])
+def test_peft_loads_an_export_and_merges_it_to_the_same_weights(tmp_path: Path, kind: str) -> None:
+    """LLaVA's vision tower has matrices of the same names as its decoder, and must not be adapted."""
+    peft = pytest.importorskip("peft")
+    made = TEXT["llama"]() if kind == "text" else LLAVA["clip"]()
+    theirs = saved(made, tmp_path / "hf")
+    import_model(tmp_path / "hf", tmp_path / "ours")
+    config = LoraConfig(rank=3, alpha=6.0, targets=("q_proj", "v_proj"))
+    model = published.load(tmp_path / "ours").model
+    lora.add_adapters(model, config, seed=1)
+    randomise(model)
+    checkpoint = written(model, tmp_path / "step")
+    lora.export(checkpoint, tmp_path / "adapters", config, model.config)
+    wrapped = peft.PeftModel.from_pretrained(theirs, tmp_path / "adapters")
+    adapted_names = [name for name, _ in wrapped.named_parameters() if ".lora_" in name]
+    assert len(adapted_names) == 2 * 2 * 2 and not any("vision" in name for name in adapted_names)
+    ids = torch.arange(3, 20)[None]
+    untouched = type(theirs).from_pretrained(tmp_path / "hf")(input_ids=ids).logits
+    sample = Encoded.of_tokens(ids[0].numpy().astype(np.int32), np.zeros(17, np.uint8))
+    wanted = model(collate([sample]))
+    assert (wanted[0] - untouched[0]).abs().max() > 0.01
+    torch.testing.assert_close(wrapped(input_ids=ids).logits, wanted, rtol=1e-4, atol=1e-4)
+    merged = wrapped.merge_and_unload()
+    torch.testing.assert_close(merged(input_ids=ids).logits, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_adapters_of_a_multimodal_decoder_have_full_names_and_a_pattern_that_leaves_towers_out(tmp_path: Path) -> None:
+    theirs = saved(LLAVA["clip"](), tmp_path / "hf")
+    import_model(tmp_path / "hf", tmp_path / "ours")
+    config = LoraConfig(rank=3, alpha=6.0, targets=("q_proj", "down_proj"))
+    model = published.load(tmp_path / "ours").model
+    lora.add_adapters(model, config, seed=1)
+    path = lora.export(written(model, tmp_path / "step"), tmp_path / "out", config, model.config)
+    modules = dict(theirs.named_modules())
+    held = {name.removeprefix("base_model.model.").rpartition(".lora_")[0] for name in load_file(path)}
+    assert held == {
+        f"model.language_model.layers.{layer}.{name}"
+        for layer in range(2)
+        for name in ("self_attn.q_proj", "mlp.down_proj")
+    }
+    pattern = json.loads((tmp_path / "out" / "adapter_config.json").read_text())["target_modules"]
+    assert {name for name in modules if re.fullmatch(pattern, name)} == held
+
+
+def test_adapters_are_not_written_over_files(tmp_path: Path) -> None:
+    model = adapted()
+    checkpoint = written(model, tmp_path / "step")
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(HuggingFaceError, match="file is not a folder; name a new folder"):
+        lora.export(checkpoint, tmp_path / "file", CONFIG, model.config)
+    with pytest.raises(HuggingFaceError, match="is not empty; name a new folder"):
+        lora.export(checkpoint, tmp_path, CONFIG, model.config)
 
 
 def test_a_target_that_is_no_matrix_is_named() -> None:

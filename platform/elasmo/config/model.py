@@ -134,7 +134,7 @@ class VisionConfig(Section):
     activation: Literal["gelu", "quick_gelu", "gelu_pytorch_tanh"] = "gelu"
     norm_eps: PositiveFloat = 1e-5
     feature_layer: Annotated[int, Field(le=-1)] = Field(
-        -1, description="clip, siglip: layer whose output is used, from the end; LLaVA 1.5 takes -2"
+        -1, description="clip, siglip: layer whose output is used, from the end; -layers-1 is the first one's input"
     )
     select: Literal["patch", "full"] = Field(
         "patch",
@@ -152,8 +152,8 @@ class VisionConfig(Section):
             raise ValueError(f"kind=stem takes no {setting}; use kind=clip or kind=siglip")
         for setting in self.unread(("stem",)) if self.kind != "stem" else ():
             raise ValueError(f"kind={self.kind} takes no {setting}, which is of kind=stem")
-        if not -self.layers <= self.feature_layer:
-            raise ValueError(f"feature_layer={self.feature_layer} must be at least -layers={-self.layers}")
+        if not -self.layers - 1 <= self.feature_layer:
+            raise ValueError(f"feature_layer={self.feature_layer} must be at least -layers-1={-self.layers - 1}")
         if {len(self.mean), len(self.std)} - {1, self.channels}:
             raise ValueError(f"mean and std must have one number or channels={self.channels}")
         if self.hidden % self.heads:

@@ -225,6 +225,7 @@ class FragmentReader:
     def dtype(self, tensor: str, state: str = WEIGHT) -> str:
         """The format's name of a tensor's dtype, such as `BF16`."""
         fragment = next(iter(self._by_box[tensor].values()))[0]
+        self._verify(fragment.file)
         with safe_open(str(self.folder / fragment.file), framework="pt") as file:
             return str(file.get_slice(fragment_key(fragment, state)).get_dtype())
 

@@ -17,12 +17,13 @@ from typing import Any
 
 import torch
 from pydantic import ValidationError
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor
 
 from elasmo.config import ModelConfig
 from elasmo.model import published
 from elasmo.model.fragments import (
+    MANIFEST,
     WEIGHT,
     Fragment,
     FragmentFile,
@@ -32,27 +33,30 @@ from elasmo.model.fragments import (
     describe_file,
     fragment_key,
 )
-from elasmo.model.hugging_face_config import HuggingFaceError, from_hugging_face, to_hugging_face
-from elasmo.model.hugging_face_names import Place, canonical, names
+from elasmo.model.hugging_face_config import from_hugging_face, to_hugging_face
+from elasmo.model.hugging_face_defaults import HuggingFaceError, Raw
+from elasmo.model.hugging_face_folder import check_export_target, check_import_target, files_named, staged
+from elasmo.model.hugging_face_names import Place, names
+from elasmo.model.hugging_face_tensors import (
+    HEAD,
+    INDEX,
+    WEIGHTS,
+    Stored,
+    has_head_of_its_own,
+    list_tensors,
+    match,
+    read_json,
+)
 from elasmo.model.imported_processor import TOKENIZER, ImportedProcessor, image_settings
 from elasmo.model.multimodal import MultimodalDecoder
 from elasmo.model.processor import ProcessorError
-from elasmo.model.published import KEPT
+from elasmo.model.published import KEPT, PROCESSOR
 from elasmo.model.safetensors_stream import TensorSpec, write_safetensors
 
-CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+CONFIG = "config.json"
 BESIDE = ("preprocessor_config.json", "processor_config.json", "generation_config.json")
 UNUSED = "unused.safetensors"
 """Tensors of an imported model that ours leaves out, such as a vision tower's last layer."""
-
-
-@dataclass(frozen=True)
-class Stored:
-    """One tensor of a Hugging Face folder: its file, its name there, and what it is."""
-
-    path: Path
-    name: str
-    spec: TensorSpec
 
 
 @dataclass(frozen=True)
@@ -65,41 +69,48 @@ class Import:
     kept: tuple[str, ...]
 
 
-def import_model(folder: Path, out: Path, name: str | None = None) -> Import:
+def import_model(folder: Path, out: Path, name: str | None = None, replace: bool = False) -> Import:
     """Writes the Hugging Face model in `folder` as a published model into `out`.
 
-    Weights keep their dtype and are copied one at a time.
+    Weights keep their dtype and are copied one at a time. An earlier import of the same folder is replaced once the new
+    one is whole.
+
+    Args:
+        name: of the model; the folder's when None.
+        replace: whether `out` may hold the import of another folder.
 
     Raises:
-        HuggingFaceError: an unknown architecture or setting, missing, unexpected or misshapen tensors, by name, or a
-            tokenizer that cannot be read.
+        HuggingFaceError: an unknown architecture or setting, missing, unexpected or misshapen tensors, by name, a
+            tokenizer that cannot be read, or something else in `out`.
     """
-    raw = _read_json(folder / CONFIG)
-    beside = {name: _read_json(folder / name) if (folder / name).is_file() else {} for name in BESIDE}
-    images = image_settings(beside["preprocessor_config.json"], beside["processor_config.json"])
-    try:
-        config, vocab_size = from_hugging_face(raw, images, beside["generation_config.json"])
-    except (KeyError, TypeError) as error:
-        raise HuggingFaceError(f"{folder / CONFIG} lacks or misspells {error}; it describes no model.") from None
-    except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(map(str, first["loc"]))
-        raise HuggingFaceError(f"{folder / CONFIG}: {field}: {first['msg']}.") from None
-    shapes = full_shapes(config, vocab_size)
-    stored = _list_tensors(folder)
-    places, unused = _match(folder, stored, names(config), shapes, raw)
-    processor = _read_processor(folder, config, vocab_size)
-    weights = _import_weights(out, stored, places, shapes)
-    kept = _keep(folder, out / KEPT, stored, unused)
-    source = {"hugging_face": str(raw["architectures"][0])}
-    name = name or folder.resolve().name
-    model_hash = published.publish_imported(out, name, config, processor, weights, kept, source)
+    with files_named():
+        check_import_target(out, folder, replace)
+        raw = read_json(folder / CONFIG)
+        config, vocab_size = _read_config(folder, raw)
+        stored = list_tensors(folder)
+        if config.decoder.tie_embeddings and has_head_of_its_own(stored):
+            untied = config.decoder.model_copy(update={"tie_embeddings": False})
+            config = config.model_copy(update={"decoder": untied})
+        architecture = str(raw["architectures"][0])
+        try:
+            shapes = full_shapes(config, vocab_size)
+        except RuntimeError as error:  # sizes beyond what torch can count
+            raise HuggingFaceError(f"{folder / CONFIG} has sizes that no model has: {error}") from None
+        places, unused = match(folder, stored, names(config), shapes, architecture)
+        processor = _read_processor(folder, config, vocab_size)
+        source = {"hugging_face": architecture, "folder": str(folder.resolve())}
+        with staged(out, (MANIFEST, published.WEIGHTS, KEPT, PROCESSOR)) as new:
+            weights = _import_weights(new, stored, places, shapes)
+            kept = _keep(folder, new / KEPT, stored, unused)
+            model_hash = published.publish_imported(
+                new, name or folder.resolve().name, config, processor, weights, kept, source
+            )
     parameters = sum(torch.Size(shape).numel() for shape in shapes.values())
-    return Import(model_hash, str(raw["architectures"][0]), parameters, tuple(file.name for file in kept))
+    return Import(model_hash, architecture, parameters, tuple(file.name for file in kept))
 
 
 def export_model(folder: Path, out: Path, shard_bytes: int = 5 << 30) -> list[Path]:
-    """Writes a published model for transformers into `out`; returns the weight files.
+    """Writes a published model for transformers into `out`, whole or not at all; returns the weight files.
 
     Args:
         shard_bytes: most bytes of a weight file.
@@ -108,26 +119,51 @@ def export_model(folder: Path, out: Path, shard_bytes: int = 5 << 30) -> list[Pa
         HuggingFaceError: the model has parts that no known architecture has, or `out` is not empty.
         PublishedError, CheckpointError: `folder` is no published model, or is damaged.
     """
-    if out.exists() and any(out.iterdir()):
-        raise HuggingFaceError(f"{out} is not empty; name a new folder.")
-    description = published.describe(folder)
-    config, reader = description.config, description.reader
-    raw = to_hugging_face(config, reader.manifest.shapes["embed_tokens.weight"][0])
-    out.mkdir(parents=True, exist_ok=True)
-    for file in description.kept:
-        source = folder / KEPT / file.name
-        if not source.is_file() or describe_file(source) != file:
-            raise HuggingFaceError(f"{source} is missing or was changed since the import; import the model again.")
-        if file.name not in (CONFIG, UNUSED):
-            shutil.copyfile(source, out / file.name)
-    if not description.kept and description.processor is not None:
-        description.processor.save_hugging_face(out)
-    kept_config = folder / KEPT / CONFIG
-    if kept_config.is_file():
-        raw = _read_json(kept_config)
-    (out / CONFIG).write_text(json.dumps(raw, indent=2, sort_keys=True) + "\n")
-    with _open_unused(folder) as unused:
-        return _export_weights(reader, names(config), unused, out, shard_bytes)
+    with files_named():
+        check_export_target(out)
+        description = published.describe(folder)
+        config, reader = description.config, description.reader
+        for file in description.kept:
+            source = folder / KEPT / file.name
+            if not source.is_file() or describe_file(source) != file:
+                raise HuggingFaceError(f"{source} is missing or was changed since the import; import the model again.")
+        kept_config = folder / KEPT / CONFIG
+        if kept_config.is_file():
+            raw = read_json(kept_config)
+        else:
+            raw = to_hugging_face(config, reader.manifest.shapes["embed_tokens.weight"][0])
+        with staged(out) as new:
+            for file in description.kept:
+                if file.name not in (CONFIG, UNUSED):
+                    shutil.copyfile(folder / KEPT / file.name, new / file.name)
+            if not description.kept and description.processor is not None:
+                description.processor.save_hugging_face(new)
+            (new / CONFIG).write_text(json.dumps(raw, indent=2, sort_keys=True) + "\n")
+            with _open_unused(folder) as unused:
+                files = _export_weights(reader, _exported_names(config), unused, new, shard_bytes)
+    return [out / file for file in files]
+
+
+def _read_config(folder: Path, raw: Raw) -> tuple[ModelConfig, int]:
+    beside = {name: read_json(folder / name) if (folder / name).is_file() else {} for name in BESIDE}
+    try:
+        images = image_settings(beside["preprocessor_config.json"], beside["processor_config.json"])
+        return from_hugging_face(raw, images, beside["generation_config.json"])
+    except ProcessorError as error:
+        raise HuggingFaceError(f"{folder}: {error}") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        message = first["msg"].removeprefix("Value error, ")
+        raise HuggingFaceError(f"{folder / CONFIG}: {where + ': ' if where else ''}{message}.") from None
+
+
+def _exported_names(config: ModelConfig) -> dict[str, Place]:
+    """Qwen2-Audio has no tied weights in transformers, so its output matrix is written even if it is the embedding."""
+    table = names(config)
+    if config.audio is not None and config.decoder.tie_embeddings:
+        table[f"language_model.{HEAD}"] = Place("embed_tokens.weight")
+    return table
 
 
 def _read_processor(folder: Path, config: ModelConfig, vocab_size: int) -> ImportedProcessor | None:
@@ -146,74 +182,6 @@ def full_shapes(config: ModelConfig, vocab_size: int) -> dict[str, tuple[int, ..
     return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise HuggingFaceError(f"{path} is missing; name a folder that `save_pretrained` or the hub made.")
-    try:
-        return dict(json.loads(path.read_text()))
-    except (ValueError, TypeError) as error:
-        raise HuggingFaceError(f"{path} is not JSON: {error}.") from None
-
-
-def _list_tensors(folder: Path) -> dict[str, Stored]:
-    """All tensors of a folder by canonical name, from one file or from those that the index names."""
-    indexed = (folder / INDEX).is_file()
-    files = sorted(set(_read_json(folder / INDEX)["weight_map"].values())) if indexed else [WEIGHTS]
-    found: dict[str, Stored] = {}
-    for file in files:
-        path = folder / file
-        if not path.is_file():
-            hint = f"{INDEX} names it" if indexed else "only safetensors weights are read"
-            raise HuggingFaceError(f"{path} is missing; {hint}.")
-        try:
-            with safe_open(str(path), framework="pt") as weights:
-                for name in weights.keys():  # noqa: SIM118 (not a dict)
-                    part = weights.get_slice(name)
-                    found[canonical(name)] = Stored(path, name, TensorSpec(part.get_dtype(), tuple(part.get_shape())))
-        except SafetensorError as error:
-            raise HuggingFaceError(f"{path} is not a safetensors file: {error}.") from None
-    return found
-
-
-def _match(
-    folder: Path,
-    stored: Mapping[str, Stored],
-    table: Mapping[str, Place],
-    shapes: Mapping[str, tuple[int, ...]],
-    raw: Mapping[str, Any],
-) -> tuple[dict[str, Place], list[str]]:
-    """Where each stored tensor goes, and the names of those that go nowhere but may be there."""
-    wanted = {canonical(name): place for name, place in table.items()}
-    missing = sorted(set(wanted) - set(stored))
-    if missing:
-        raise HuggingFaceError(f"{folder} lacks tensor {missing[0]!r} ({len(missing)} in all); it is incomplete.")
-    unused = sorted(set(stored) - set(wanted))
-    strange = [name for name in unused if not _may_be_unused(name, raw)]
-    if strange:
-        raise HuggingFaceError(
-            f"{folder} holds tensor {strange[0]!r} ({len(strange)} in all), for which {raw['architectures'][0]} has no "
-            "place here."
-        )
-    for name, place in wanted.items():
-        full = shapes[place.name]
-        expected = full if place.expert is None else full[1:]
-        if stored[name].spec.shape != expected:
-            raise HuggingFaceError(
-                f"{stored[name].path}: {stored[name].name!r} has shape {stored[name].spec.shape}, the config says "
-                f"{expected}."
-            )
-    return wanted, unused
-
-
-def _may_be_unused(name: str, raw: Mapping[str, Any]) -> bool:
-    """Tied heads, stored rotary tables, and what lies behind the vision layer that is used."""
-    text = raw.get("text_config", raw)
-    tied = text.get("tie_word_embeddings", raw.get("tie_word_embeddings", False))
-    if name.endswith("lm_head.weight"):
-        return bool(tied)
-    return name.endswith("rotary_emb.inv_freq") or name.startswith("vision_tower.")
-
-
 def _import_weights(
     out: Path,
     stored: Mapping[str, Stored],
@@ -222,8 +190,7 @@ def _import_weights(
 ) -> Path:
     """Fragment files, one for each weight file of theirs."""
     temporary = out / f".{published.WEIGHTS}"
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
+    temporary.mkdir()
     fragments: list[Fragment] = []
     files: list[FragmentFile] = []
     by_path: dict[Path, list[str]] = {}
@@ -252,8 +219,7 @@ def _flat(weights: Any, sources: Mapping[str, str], key: str) -> Tensor:
 
 def _keep(folder: Path, kept: Path, stored: Mapping[str, Stored], unused: list[str]) -> list[FragmentFile]:
     """Copies every file but the weights, and puts tensors without a place into one file."""
-    shutil.rmtree(kept, ignore_errors=True)
-    kept.mkdir(parents=True)
+    kept.mkdir()
     weights = {item.path.name for item in stored.values()} | {INDEX}
     for path in sorted(folder.iterdir()):
         if path.is_file() and path.name not in weights and path.suffix not in (".bin", ".pt", ".safetensors"):
@@ -282,12 +248,12 @@ def _open_unused(folder: Path) -> Iterator[Any]:
 
 def _export_weights(
     reader: FragmentReader, table: Mapping[str, Place], unused: Any, out: Path, shard_bytes: int
-) -> list[Path]:
+) -> list[str]:
+    extra = {} if unused is None else {name: unused.get_slice(name) for name in unused.keys()}  # noqa: SIM118
     specs: dict[str, TensorSpec] = {}
     for name, place in table.items():
         shape = reader.manifest.shapes[place.name]
         specs[name] = TensorSpec(reader.dtype(place.name), shape if place.expert is None else shape[1:])
-    extra = {} if unused is None else {name: unused.get_slice(name) for name in unused.keys()}  # noqa: SIM118
     specs |= {name: TensorSpec(part.get_dtype(), tuple(part.get_shape())) for name, part in extra.items()}
 
     def value(name: str) -> Tensor:
@@ -301,17 +267,17 @@ def _export_weights(
         return reader.read(place.name, WEIGHT, 0, count, box, as_stored=True).view(specs[name].shape)
 
     shards = _shards(specs, shard_bytes)
-    paths = []
+    files = []
     for number, shard in enumerate(shards, 1):
         file = WEIGHTS if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
         write_safetensors(out / file, {name: specs[name] for name in shard}, value, {"format": "pt"})
-        paths.append(out / file)
+        files.append(file)
     if len(shards) > 1:
-        weight_map = {name: path.name for path, shard in zip(paths, shards, strict=True) for name in shard}
+        weight_map = {name: file for file, shard in zip(files, shards, strict=True) for name in shard}
         total = sum(spec.bytes for spec in specs.values())
         index = {"metadata": {"total_size": total}, "weight_map": weight_map}
         (out / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
-    return paths
+    return files
 
 
 def _shards(specs: Mapping[str, TensorSpec], limit: int) -> list[list[str]]:

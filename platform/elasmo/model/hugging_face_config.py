@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,8 +15,16 @@ from elasmo.config import (
     TokensConfig,
     VisionConfig,
 )
+from elasmo.model.hugging_face_defaults import (
+    DEFAULTS,
+    ENDS,
+    FEATURE_LAYER,
+    LLAVA_VISION,
+    HuggingFaceError,
+    Raw,
+    completed,
+)
 
-Raw = Mapping[str, Any]
 TEXT = {
     "LlamaForCausalLM": "llama",
     "Qwen2ForCausalLM": "qwen2",
@@ -23,48 +32,80 @@ TEXT = {
     "MixtralForCausalLM": "mixtral",
     "Qwen3MoeForCausalLM": "qwen3_moe",
 }
-ARCHITECTURES = (*TEXT, "LlavaForConditionalGeneration", "Qwen2AudioForConditionalGeneration")
-_DEFAULT_THETA = {"mixtral": 1e6}
+MULTIMODAL = {"LlavaForConditionalGeneration": "llava", "Qwen2AudioForConditionalGeneration": "qwen2_audio"}
+ARCHITECTURES = (*TEXT, *MULTIMODAL)
 _CLIP_MEAN, _CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 
 
-class HuggingFaceError(ValueError):
-    """A Hugging Face model that cannot be imported, or a model of ours that cannot be exported, with the reason."""
-
-
 def from_hugging_face(raw: Raw, pixels: Raw | None = None, generation: Raw | None = None) -> tuple[ModelConfig, int]:
-    """Our config, and the vocabulary size, of a model described by a `config.json`.
+    """Our config, and the vocabulary size, of a model described by a `config.json`, read as transformers reads it.
 
     Args:
         pixels: the image processor's config, for the mean and deviation that its pixels are normalised with.
         generation: `generation_config.json`, which may name more tokens that end an answer.
 
     Raises:
-        HuggingFaceError: names the architecture or setting that has no counterpart here.
+        HuggingFaceError: names the architecture or setting that has no counterpart here, or a value of a wrong type.
     """
-    ends = _ids((generation or {}).get("eos_token_id"))
-    named = raw.get("architectures") or ["none"]
-    architecture = str(named[0])
-    if architecture in TEXT:
-        decoder, vocab_size = _decoder(raw, TEXT[architecture]), int(raw["vocab_size"])
-        return ModelConfig(decoder=decoder, vision=None, audio=None, table=None, tokens=_tokens(raw, ends)), vocab_size
+    ends = _ids("generation_config.json: eos_token_id", (generation or {}).get("eos_token_id"))
+    listed = raw.get("architectures") or ["none"]
+    architecture = str(listed[0]) if isinstance(listed, list) else repr(listed)
     if architecture not in ARCHITECTURES:
         raise HuggingFaceError(f"Architecture {architecture} is unknown here; known are {', '.join(ARCHITECTURES)}.")
-    text = raw["text_config"]
-    kind = str(text.get("model_type", "llama"))
-    if kind not in TEXT.values():
-        raise HuggingFaceError(f"text_config.model_type is {kind!r}; known are {', '.join(TEXT.values())}.")
-    tied = bool(text.get("tie_word_embeddings", raw.get("tie_word_embeddings", False)))
-    decoder = _decoder({**text, "tie_word_embeddings": tied}, kind)
+    _refuse_quantised(raw, "")
+    if architecture in TEXT:
+        kind = TEXT[architecture]
+        text = completed(raw, kind)
+        tokens = _tokens(text, kind, text["vocab_size"], ends)
+        config = ModelConfig(decoder=_decoder(text, kind), vision=None, audio=None, table=None, tokens=tokens)
+        return config, int(text["vocab_size"])
     llava = architecture.startswith("Llava")
+    outer = completed(raw, MULTIMODAL[architecture])
+    stated = _section(raw, "text_config", {})
+    kind = _kind(stated, "text_config", "llama" if llava else "qwen2", tuple(TEXT.values()))
+    text = completed(stated, kind, "text_config.")
+    if raw.get("tie_word_embeddings", False) not in (True, False):
+        raise HuggingFaceError(
+            f"config.json: tie_word_embeddings is {raw['tie_word_embeddings']!r}, not true or false."
+        )
+    text["tie_word_embeddings"] = text["tie_word_embeddings"] or bool(raw.get("tie_word_embeddings", False))
+    named = {key: value for key, value in outer.items() if value is not None}
     config = ModelConfig(
-        decoder=decoder,
-        vision=_vision(raw, pixels or {}) if llava else None,
-        audio=None if llava else _audio(raw["audio_config"]),
+        decoder=_decoder(text, kind),
+        vision=_vision(outer, pixels or {}) if llava else None,
+        audio=None if llava else _audio(_section(raw, "audio_config", {})),
         table=None,
-        tokens=_tokens({**text, **raw}, ends),
+        tokens=_tokens({**stated, **named}, kind, text["vocab_size"], ends, "image" if llava else "audio"),
     )
-    return config, int(text.get("vocab_size", 32000))
+    return config, int(text["vocab_size"])
+
+
+def _section(raw: Raw, name: str, default: Raw) -> Raw:
+    """A section of the file; the default where it is absent or null."""
+    section = raw.get(name)
+    if section is None:
+        return default
+    if not isinstance(section, Mapping):
+        raise HuggingFaceError(f"config.json: {name} is {section!r}; it must be a section of settings.")
+    _refuse_quantised(section, f"{name}.")
+    return section
+
+
+def _kind(section: Raw, name: str, default: str, known: tuple[str, ...]) -> str:
+    kind = section.get("model_type", default)
+    if kind not in known:
+        raise HuggingFaceError(f"{name}.model_type is {kind!r}; known are {', '.join(known)}.")
+    return str(kind)
+
+
+def _refuse_quantised(section: Raw, where: str) -> None:
+    settings = section.get("quantization_config")
+    if settings:
+        method = settings.get("quant_method", "unnamed") if isinstance(settings, Mapping) else settings
+        raise HuggingFaceError(
+            f"config.json: {where}quantization_config is set (quant_method {method}); only float weights are read, so "
+            "import the model before its quantisation, or dequantise it with transformers and save it."
+        )
 
 
 def to_hugging_face(config: ModelConfig, vocab_size: int) -> dict[str, Any]:
@@ -90,50 +131,53 @@ def to_hugging_face(config: ModelConfig, vocab_size: int) -> dict[str, Any]:
 
 
 def _decoder(raw: Raw, kind: str) -> DecoderConfig:
+    """Of a completed section."""
     _refuse(raw, kind)
-    heads = int(raw["num_attention_heads"])
-    attention_bias = bool(raw.get("attention_bias", False))
+    attention_bias = bool(raw.get("attention_bias", False)) and "attention_bias" in DEFAULTS[kind]
     moe = None
     if kind == "mixtral":
         moe = MoEConfig(
             experts=raw["num_local_experts"],
             top_k=raw["num_experts_per_tok"],
             ffn=raw["intermediate_size"],
-            aux_loss=raw.get("router_aux_loss_coef", 0.001),
+            aux_loss=raw["router_aux_loss_coef"],
         )
     elif kind == "qwen3_moe":
+        dense = raw.get("mlp_only_layers") or []
+        if not isinstance(dense, list) or not all(type(layer) is int for layer in dense):
+            raise HuggingFaceError(f"config.json: mlp_only_layers is {dense!r}; it must be a list of whole numbers.")
         moe = MoEConfig(
-            experts=raw.get("num_experts") or raw["num_local_experts"],
+            experts=raw["num_experts"],
             top_k=raw["num_experts_per_tok"],
             ffn=raw["moe_intermediate_size"],
-            norm_topk=raw.get("norm_topk_prob", False),
-            aux_loss=raw.get("router_aux_loss_coef", 0.001),
-            every=raw.get("decoder_sparse_step", 1),
-            dense_layers=tuple(raw.get("mlp_only_layers") or ()),
+            norm_topk=raw["norm_topk_prob"],
+            aux_loss=raw["router_aux_loss_coef"],
+            every=raw["decoder_sparse_step"],
+            dense_layers=tuple(dense),
         )
-    theta, scaling = _rope(raw, kind)
+    theta, scaling = _rope(raw)
     return DecoderConfig(
         hidden=raw["hidden_size"],
         layers=raw["num_hidden_layers"],
-        heads=heads,
-        kv_heads=raw.get("num_key_value_heads") or heads,
-        head_dim=raw.get("head_dim") or (128 if kind.startswith("qwen3") else None),
+        heads=raw["num_attention_heads"],
+        kv_heads=raw["num_key_value_heads"] or raw["num_attention_heads"],
+        head_dim=raw["head_dim"],
         ffn=raw["intermediate_size"],
-        max_seq=raw.get("max_position_embeddings", 2048),
+        max_seq=raw["max_position_embeddings"],
         rope_theta=theta,
         rope_scaling=scaling,
-        norm_eps=raw.get("rms_norm_eps", 1e-6),
+        norm_eps=raw["rms_norm_eps"],
         qkv_bias=kind == "qwen2" or attention_bias,
-        out_bias=attention_bias and kind != "qwen2",
-        mlp_bias=bool(raw.get("mlp_bias", False)),
+        out_bias=attention_bias,
+        mlp_bias=bool(raw.get("mlp_bias", False)) and "mlp_bias" in DEFAULTS[kind],
         qk_norm=kind.startswith("qwen3"),
-        tie_embeddings=bool(raw.get("tie_word_embeddings", False)),
+        tie_embeddings=raw["tie_word_embeddings"],
         moe=moe,
     )
 
 
 def _refuse(raw: Raw, kind: str) -> None:
-    activation = raw.get("hidden_act", "silu")
+    activation = raw["hidden_act"]
     if activation != "silu":
         raise HuggingFaceError(f"hidden_act is {activation!r}; only silu is known here.")
     window = raw.get("sliding_window")
@@ -141,25 +185,30 @@ def _refuse(raw: Raw, kind: str) -> None:
         raise HuggingFaceError(f"sliding_window is {window}; attention here has no window, so it would differ.")
 
 
-def _rope(raw: Raw, kind: str) -> tuple[float, RopeScalingConfig | None]:
+def _rope(raw: Raw) -> tuple[float, RopeScalingConfig | None]:
     """Base and scaling, as newer files (rope_parameters) and older ones (rope_theta, rope_scaling) have them."""
-    settings = {**(raw.get("rope_parameters") or raw.get("rope_scaling") or {})}
-    theta = float(settings.pop("rope_theta", raw.get("rope_theta", _DEFAULT_THETA.get(kind, 10_000.0))))
-    name = str(settings.get("rope_type", settings.get("type", "default")))
+    stated = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    if not isinstance(stated, Mapping):
+        raise HuggingFaceError(f"config.json: rope_parameters is {stated!r}; it must be a section of settings.")
+    settings = {**stated}
+    theta = _positive("rope_theta", settings.pop("rope_theta", raw["rope_theta"]))
+    name = settings.get("rope_type", settings.get("type", "default"))
     if name == "default":
         return theta, None
     if name not in ("linear", "llama3", "yarn"):
         raise HuggingFaceError(f"rope_type is {name!r}; known are default, linear, llama3 and yarn.")
     values: dict[str, Any] = {
         "kind": name,
-        "factor": settings["factor"],
+        "factor": _positive(f"rope_type {name}: factor", settings.get("factor")),
         "original_max_seq": settings.get("original_max_position_embeddings")
         or raw.get("original_max_position_embeddings")
         or raw["max_position_embeddings"],
     }
     for key in ("low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "attention_factor"):
         if settings.get(key) is not None:
-            values[key] = settings[key]
+            values[key] = _positive(f"rope_type {name}: {key}", settings[key])
+    if values.get("low_freq_factor", 1.0) >= values.get("high_freq_factor", 4.0):
+        raise HuggingFaceError("rope_type llama3: low_freq_factor must be less than high_freq_factor.")
     known = {"rope_type", "type", "factor", "original_max_position_embeddings", "partial_rotary_factor", *values}
     strange = sorted(set(settings) - known)
     if strange or settings.get("partial_rotary_factor", 1.0) != 1.0:
@@ -168,71 +217,123 @@ def _rope(raw: Raw, kind: str) -> tuple[float, RopeScalingConfig | None]:
     return theta, RopeScalingConfig(**values)
 
 
+def _positive(key: str, value: Any) -> float:
+    if type(value) not in (int, float) or not 0 < value < math.inf:
+        raise HuggingFaceError(f"config.json: {key} is {value!r}; it must be a number above 0.")
+    return float(value)
+
+
 def _vision(raw: Raw, pixels: Raw) -> VisionConfig:
-    tower = raw["vision_config"]
-    model_type = str(tower.get("model_type", "clip_vision_model"))
-    kinds = {"clip_vision_model": "clip", "siglip_vision_model": "siglip"}
-    if model_type not in kinds:
-        raise HuggingFaceError(f"vision_config.model_type is {model_type!r}; known are {', '.join(kinds)}.")
-    layer = raw.get("vision_feature_layer", -2)
-    layers = int(tower.get("num_hidden_layers", 12))
-    if not isinstance(layer, int):
-        raise HuggingFaceError(f"vision_feature_layer is {layer}; one layer is used here, several are not.")
-    if raw.get("projector_hidden_act", "gelu") != "gelu" or not raw.get("multimodal_projector_bias", True):
+    stated = _section(raw, "vision_config", LLAVA_VISION)
+    model_type = _kind(stated, "vision_config", "clip_vision_model", ("clip_vision_model", "siglip_vision_model"))
+    tower = completed(stated, model_type, "vision_config.")
+    clip = model_type == "clip_vision_model"
+    layers = tower["num_hidden_layers"]
+    if raw["projector_hidden_act"] != "gelu" or not raw["multimodal_projector_bias"]:
         raise HuggingFaceError("multi_modal_projector is not two layers with biases and GELU between; none other here.")
-    clip = kinds[model_type] == "clip"
+    strategy = raw["vision_feature_select_strategy"]
+    if strategy not in ("default", "full"):
+        raise HuggingFaceError(f"vision_feature_select_strategy is {strategy!r}; known are default and full.")
+    if strategy == "default" and not clip:
+        raise HuggingFaceError(
+            "vision_feature_select_strategy is 'default', which drops an image's first token; SigLIP has a patch there "
+            "and no tower here leaves it out. Models trained with 'full' can be imported."
+        )
     return VisionConfig(
         kind="clip" if clip else "siglip",
-        image_size=tower.get("image_size", 224),
-        channels=tower.get("num_channels", 3),
-        patch=tower.get("patch_size", 32 if clip else 16),
-        hidden=tower.get("hidden_size", 768),
+        image_size=tower["image_size"],
+        channels=tower["num_channels"],
+        patch=tower["patch_size"],
+        hidden=tower["hidden_size"],
         layers=layers,
-        heads=tower.get("num_attention_heads", 12),
-        ffn=tower.get("intermediate_size", 3072),
-        activation=tower.get("hidden_act", "quick_gelu" if clip else "gelu_pytorch_tanh"),
-        norm_eps=tower.get("layer_norm_eps", 1e-5 if clip else 1e-6),
-        feature_layer=layer if layer < 0 else layer - layers - 1,
-        select="full" if raw.get("vision_feature_select_strategy", "default") == "full" else "patch",
+        heads=tower["num_attention_heads"],
+        ffn=tower["intermediate_size"],
+        activation=tower["hidden_act"],
+        norm_eps=tower["layer_norm_eps"],
+        feature_layer=_feature_layer(raw.get("vision_feature_layer", FEATURE_LAYER), layers),
+        select="full" if clip and strategy == "full" else "patch",
         projector="mlp",
-        mean=tuple(pixels.get("image_mean", _CLIP_MEAN if clip else (0.5,))),
-        std=tuple(pixels.get("image_std", _CLIP_STD if clip else (0.5,))),
+        mean=_channels(pixels, "image_mean", _CLIP_MEAN if clip else (0.5,), 0.0),
+        std=_channels(pixels, "image_std", _CLIP_STD if clip else (0.5,), 1.0),
     )
 
 
-def _audio(tower: Raw) -> AudioConfig:
-    if tower.get("activation_function", "gelu") != "gelu" or tower.get("scale_embedding", False):
+def _feature_layer(layer: Any, layers: int) -> int:
+    """From the end, as our config has it; the input of the first layer is -layers - 1."""
+    if isinstance(layer, list) and len(layer) == 1:
+        layer = layer[0]
+    if type(layer) is not int:
+        raise HuggingFaceError(f"vision_feature_layer is {layer}; one layer is used here, several are not.")
+    if not -layers - 1 <= layer <= layers:
+        raise HuggingFaceError(
+            f"vision_feature_layer is {layer}; a tower of {layers} layers has -{layers + 1} to {layers}."
+        )
+    return layer if layer < 0 else layer - layers - 1
+
+
+def _channels(pixels: Raw, key: str, default: tuple[float, ...], unnormalised: float) -> tuple[float, ...]:
+    """Mean or deviation of pixels in 0..1."""
+    if pixels.get("do_rescale", True) is False or pixels.get("rescale_factor", 1 / 255) not in (
+        1 / 255,
+        0.00392156862745098,
+    ):
+        raise HuggingFaceError(
+            "The image processor leaves pixels in another range than 0..1; none other is known here."
+        )
+    if pixels.get("do_normalize", True) is False:
+        return (unnormalised,)
+    values = pixels.get(key, default)
+    values = [values] if type(values) in (int, float) else values
+    numbers = isinstance(values, list | tuple) and all(type(x) in (int, float) and math.isfinite(x) for x in values)
+    if not numbers or (key == "image_std" and min(values, default=1) <= 0):
+        above = " above 0" if key == "image_std" else ""
+        raise HuggingFaceError(f"The image processor's {key} is {values!r}; it must be one number{above} a channel.")
+    return tuple(values)
+
+
+def _audio(stated: Raw) -> AudioConfig:
+    kind = _kind(stated, "audio_config", "qwen2_audio_encoder", ("qwen2_audio_encoder",))
+    tower = completed(stated, kind, "audio_config.")
+    if tower["activation_function"] != "gelu" or tower["scale_embedding"]:
         raise HuggingFaceError("audio_config has another activation than gelu, or scale_embedding; not known here.")
-    positions = tower.get("max_source_positions", 1500)
+    positions = tower["max_source_positions"]
     return AudioConfig(
         kind="whisper",
         sample_rate=16_000,
         n_fft=400,
         hop=160,
         max_s=2 * positions * 160 / 16_000,
-        n_mels=tower.get("num_mel_bins", 128),
-        hidden=tower.get("d_model", 1280),
-        layers=tower.get("encoder_layers", 32),
-        heads=tower.get("encoder_attention_heads", 20),
-        ffn=tower.get("encoder_ffn_dim", 5120),
+        n_mels=tower["num_mel_bins"],
+        hidden=tower["d_model"],
+        layers=tower["encoder_layers"],
+        heads=tower["encoder_attention_heads"],
+        ffn=tower["encoder_ffn_dim"],
         max_positions=positions,
     )
 
 
-def _ids(value: Any) -> list[int]:
-    return value if isinstance(value, list) else [] if value is None else [value]
+def _ids(key: str, value: Any) -> list[int]:
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(type(token) is int for token in ids):
+        raise HuggingFaceError(f"{key} is {value!r}; it must be a token id or a list of them.")
+    return ids
 
 
-def _tokens(raw: Raw, ends: list[int]) -> TokensConfig:
-    """Ids of the config, and further ends. What a text model has no token for gets an id that never occurs."""
-    vocab = int(raw.get("vocab_size", 0))
+def _tokens(raw: Raw, kind: str, vocab: int, ends: list[int], medium: str | None = None) -> TokensConfig:
+    """Ids of the config, and further ends. What a model has no token for gets an id that never occurs."""
+    stated = _ids("config.json: eos_token_id", raw.get("eos_token_id", None if ends else ENDS.get(kind)))
+    pad = _ids("config.json: pad_token_id", raw.get("pad_token_id"))
+    named = {} if medium is None else {medium: int(raw[f"{medium}_token_index"])}
+    free = vocab
+    if any(vocab <= token < vocab + 3 for token in (*named.values(), *stated, *ends)):
+        free = max(*named.values(), *stated, *ends, vocab) + 1
     return TokensConfig(
-        pad=raw["pad_token_id"] if (raw.get("pad_token_id") or -1) >= 0 else 0,
-        end=tuple(dict.fromkeys([*_ids(raw.get("eos_token_id")), *ends])),
+        pad=pad[0] if pad and pad[0] >= 0 else 0,
+        end=tuple(dict.fromkeys([*stated, *ends])),
         never=(),
-        image=raw.get("image_token_index", raw.get("image_token_id", vocab)),
-        audio=raw.get("audio_token_index", raw.get("audio_token_id", vocab + 1)),
-        table=vocab + 2,
+        image=named.get("image", free),
+        audio=named.get("audio", free + 1),
+        table=free + 2,
     )
 
 
@@ -295,7 +396,8 @@ def _text_kind(decoder: DecoderConfig) -> str:
     moe = decoder.moe
     if moe is not None:
         mixtral = not decoder.qk_norm and moe.norm_topk and moe.every == 1 and not moe.dense_layers
-        if moe.capacity_factor is not None or any(biases) or not (mixtral or decoder.qk_norm):
+        attention_only = biases == (False, False, False) or (biases == (True, True, False) and decoder.qk_norm)
+        if moe.capacity_factor is not None or not attention_only or not (mixtral or decoder.qk_norm):
             raise HuggingFaceError(
                 "model.decoder.moe has a capacity, biases or an arrangement that neither Mixtral nor Qwen3-MoE has."
             )

@@ -59,6 +59,7 @@ _RENAMED = [
     for before, after in (
         (r"^model\.(vision_tower|audio_tower|multi_modal_projector)\.", r"\1."),
         (r"^(model\.)?language_model\.(model\.)*(embed_tokens|layers|norm)\.", r"language_model.model.\3."),
+        (r"^(model\.)?language_model\.lm_head\.", "lm_head."),
         (r"^vision_tower\.(?!vision_model\.)", "vision_tower.vision_model."),
     )
 ]

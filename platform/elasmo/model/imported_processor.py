@@ -292,8 +292,24 @@ def load_processor(folder: Path) -> AnyProcessor:
 
 
 def image_settings(preprocessor: Mapping[str, Any], processor: Mapping[str, Any]) -> Mapping[str, Any]:
-    """How images are read, from `preprocessor_config.json`, or from its section of newer `processor_config.json`."""
-    return preprocessor or processor.get("image_processor", {})
+    """How images are read, from `preprocessor_config.json`, or from its section of newer `processor_config.json`.
+
+    Raises:
+        ProcessorError: they are no settings, or of a size that no image can be brought to.
+    """
+    settings = preprocessor or processor.get("image_processor") or {}
+    if not isinstance(settings, Mapping):
+        raise ProcessorError(
+            f"processor_config.json: image_processor is {settings!r}; it must be a section of settings."
+        )
+    size = settings.get("size")
+    sides = size if isinstance(size, Mapping) else {"shortest_edge": 1 if size is None else size}
+    named = {"height", "width"} <= set(sides) or "shortest_edge" in sides
+    if not named or not all(type(side) is int and side > 0 for side in sides.values()):
+        raise ProcessorError(
+            f"The image processor's size is {size!r}; it must be pixels, or shortest_edge, or height and width."
+        )
+    return settings
 
 
 def fit_image(pixels: NDArray[np.uint8], vision: VisionConfig, settings: Mapping[str, Any]) -> NDArray[np.uint8]:

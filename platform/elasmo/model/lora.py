@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from elasmo.config import LoraConfig
+from elasmo.config import LoraConfig, ModelConfig
 from elasmo.model.fragments import (
     WEIGHT,
     Fragment,
@@ -21,12 +22,14 @@ from elasmo.model.fragments import (
     describe_file,
     fragment_key,
 )
+from elasmo.model.hugging_face_folder import check_export_target, files_named, staged
 from elasmo.model.multimodal import MultimodalDecoder
 from elasmo.model.safetensors_stream import TensorSpec, write_safetensors
 
 FROZEN = ("*", "!*.lora_a", "!*.lora_b")
 """What training adapters freezes; see `elasmo.train.freeze`."""
 A, B = "lora_a", "lora_b"
+ADAPTERS = "adapter_model.safetensors"
 
 
 class LoraError(ValueError):
@@ -108,15 +111,23 @@ def merge(checkpoint: Path, out: Path, config: LoraConfig) -> Path:
     return out
 
 
-def export(checkpoint: Path, out: Path, config: LoraConfig) -> Path:
-    """Writes a checkpoint's adapters as PEFT does: `adapter_model.safetensors` and `adapter_config.json`."""
+def export(checkpoint: Path, out: Path, config: LoraConfig, model: ModelConfig) -> Path:
+    """Writes a checkpoint's adapters as PEFT does: `adapter_model.safetensors` and `adapter_config.json`.
+
+    Names are those of the modules that transformers builds, which nests a multimodal model's decoder. There the targets
+    are a pattern of full names, because towers have matrices of the same names.
+
+    Raises:
+        HuggingFaceError: `out` is not empty, or cannot be written.
+        CheckpointError: the checkpoint is damaged.
+    """
+    check_export_target(out)
     reader = FragmentReader(checkpoint)
-    names = dict(_peft_names(reader))
-    out.mkdir(parents=True, exist_ok=True)
+    nested = model.vision is not None or model.audio is not None
+    decoder = "model.language_model" if nested else "model"
+    names = {f"base_model.model.{decoder}.{theirs}": ours for theirs, ours in _peft_names(reader)}
+    matrices = "|".join(map(re.escape, config.targets))
     specs = {theirs: TensorSpec("F32", reader.manifest.shapes[ours]) for theirs, ours in names.items()}
-    write_safetensors(
-        out / "adapter_model.safetensors", specs, lambda name: reader.tensor(names[name]), {"format": "pt"}
-    )
     described = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -124,14 +135,16 @@ def export(checkpoint: Path, out: Path, config: LoraConfig) -> Path:
         "lora_alpha": config.alpha,
         "lora_dropout": 0.0,
         "bias": "none",
-        "target_modules": list(config.targets),
+        "target_modules": rf"{re.escape(decoder)}\.layers\..*\.({matrices})" if nested else list(config.targets),
     }
-    (out / "adapter_config.json").write_text(json.dumps(described, indent=2, sort_keys=True) + "\n")
-    return out / "adapter_model.safetensors"
+    with files_named(), staged(out) as new:
+        write_safetensors(new / ADAPTERS, specs, lambda name: reader.tensor(names[name]), {"format": "pt"})
+        (new / "adapter_config.json").write_text(json.dumps(described, indent=2, sort_keys=True) + "\n")
+    return out / ADAPTERS
 
 
 def _peft_names(reader: FragmentReader) -> Iterator[tuple[str, str]]:
     for ours in reader.manifest.shapes:
         if ours.endswith((A, B)):
             stem, _, kind = ours.removeprefix("decoder.").rpartition(".")
-            yield f"base_model.model.model.{stem}.lora_{kind[-1].upper()}.weight", ours
+            yield f"{stem}.lora_{kind[-1].upper()}.weight", ours

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import ValidationError
 
 from elasmo.config import ModelConfig
 from elasmo.model.fragments import (
@@ -194,7 +193,12 @@ def describe(path: str | Path) -> Description:
     """
     folder = Path(path)
     manifest, config, processor, weights = _read(folder)
-    kept = tuple(FragmentFile(**file) for file in manifest.get("kept", ()))
+    try:
+        kept = tuple(FragmentFile(**file) for file in manifest.get("kept", ()))
+        if any(Path(file.name).name != file.name for file in kept):
+            raise ValueError("kept names a file outside the folder")
+    except (TypeError, ValueError) as error:
+        raise PublishedError(f"{folder / MANIFEST} is not a manifest of `elasmo import-hf`: {error}.") from None
     return Description(config, processor, FragmentReader(folder / manifest["weights"]["folder"], weights), kept)
 
 
@@ -222,12 +226,14 @@ def _read(folder: Path) -> tuple[dict[str, Any], ModelConfig, AnyProcessor | Non
     if not (folder / MANIFEST).is_file():
         raise PublishedError(f"{folder} holds no published model; write one with `elasmo publish RUN`.")
     try:
-        manifest = json.loads((folder / MANIFEST).read_text())
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         if manifest["format"] != FORMAT:
             raise PublishedError(f"{folder} has format {manifest['format']}; this version reads {FORMAT}.")
         config = ModelConfig.model_validate(manifest["model"])
         weights = parse_manifest({**manifest["weights"]["manifest"], "meta": {}})
-    except (KeyError, TypeError, ValidationError, json.JSONDecodeError) as error:
+    except PublishedError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise PublishedError(f"{folder / MANIFEST} is not a manifest of `elasmo publish`: {error}.") from None
     processor = _read_processor(folder, manifest)
     if _hash(manifest["model"], processor, manifest["weights"]["manifest"]) != manifest["model_hash"]:

@@ -60,10 +60,11 @@ def export_adapters(run: Path, out: Path) -> Path:
     if not (run / "run.json").is_file():
         raise CheckpointError(f"{run} is not a run folder; name one under the config's train.storage, such as runs/….")
     folder = _choose(run, None)
-    adapters = read_manifest(folder).meta["config"].get("train", {}).get("lora")
+    config = read_manifest(folder).meta["config"]
+    adapters = config.get("train", {}).get("lora")
     if adapters is None:
         raise CheckpointError(f"{run} was trained without train.lora; export the model without --adapters.")
-    return lora.export(folder, out, LoraConfig.model_validate(adapters))
+    return lora.export(folder, out, LoraConfig.model_validate(adapters), ModelConfig.model_validate(config["model"]))
 
 
 def _choose(run: Path, step: int | None) -> Path:
