@@ -152,7 +152,7 @@ def test_the_test_sees_every_kind_of_import(source: str, expected: set[str]) -> 
 
 
 def test_decode_processes_start_without_torch() -> None:
-    """Importing torch takes a decode actor longer than all else that it does before its first micro-batch."""
+    """Importing torch takes a decode process longer than all else that it does before its first micro-batch."""
     code = "import sys, elasmo.data.stream; sys.exit('torch' in sys.modules)"
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "platform")}
     assert subprocess.run([sys.executable, "-c", code], env=environment, timeout=120).returncode == 0

@@ -13,7 +13,7 @@ from elasmo.config import Config, load
 from elasmo.data.gold import Gold, GoldRow, GoldRowError
 from elasmo.data.ingest import ingest
 from elasmo.data.plan import slot_digest, step_receipt
-from elasmo.data.stream import DecodeSlot, direct, from_block, make_plan, open_gold
+from elasmo.data.stream import decode_slot, direct, from_block, make_plan, open_gold
 from elasmo.data.substitute import TRIES, read_or_substitute, substitutes
 from tests.data.test_plan import make_index
 
@@ -90,10 +90,8 @@ def test_what_decode_actors_give_is_what_reading_directly_gives(broken: tuple[Co
     config, _ = broken
     gold = open_gold(config)
     plan = make_plan(config, gold)
-    decode = DecodeSlot(gold.pinned(config.data), "answers")
-    blocks = [
-        decode(pa.table({"step": [1], "slot": [slot.slot], "row_ids": [list(slot.row_ids)]})) for slot in plan.slots(1)
-    ]
+    slots = [pa.table({"step": [1], "slot": [s.slot], "row_ids": [list(s.row_ids)]}) for s in plan.slots(1)]
+    blocks = [decode_slot(slot, gold.pinned(config.data), "answers") for slot in slots]
     streamed = [slot for block in blocks for slot in from_block(block)]
     read = list(direct(plan, gold, 0, 1, 1, 2))
     assert [(s.row_ids, s.substituted) for s in streamed] == [(s.row_ids, s.substituted) for s in read]

@@ -54,7 +54,7 @@ class DataConfig(Section):
     engine: Literal["ray", "direct"] = "ray"
     decode_workers: Positive = Field(
         1,
-        description="Ray Data decode actors for each training rank; several cost a hop through the object store a slot",
+        description="slots of a training rank that are decoded at once; several cost a Ray task a slot",
     )
     decode_cpus: PositiveFloat = 0.25
     lookahead_mb: Positive = Field(64, description="object store that decoded micro-batches of a rank may fill")

@@ -1,7 +1,7 @@
 """Gold: samples with frozen row ids, token costs and their media, read by row id in any order.
 
 Gold stores tokens and media files; what a medium becomes for the model (pixels, log-mel frames) is computed at read,
-which is the work that decode actors do ahead of training.
+which is the work that decode tasks do ahead of training.
 """
 
 from __future__ import annotations

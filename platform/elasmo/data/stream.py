@@ -6,9 +6,9 @@ Both engines yield the same rows of the same slots in the same order; the receip
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -20,6 +20,7 @@ from ray.data.datasource import Datasource, ReadTask
 from ray.train import DataConfig as RayDataConfig
 
 from elasmo.config import Config, DataConfig, LossOn
+from elasmo.data.gold import GoldRow
 from elasmo.data.gold_mixture import GoldMixture, open_mixture
 from elasmo.data.index import GoldIndex
 from elasmo.data.plan import Slot, StepPlan
@@ -94,7 +95,7 @@ def from_shard(shard: DataIterator) -> Iterator[SlotRows]:
 
 
 def from_block(block: pa.Table) -> Iterator[SlotRows]:
-    """The slots of a block as `DecodeSlot` made it."""
+    """The slots of a block as `decode_slot` made it."""
     for slot in block.to_pylist():
         rows = slot["rows"]
         yield SlotRows(
@@ -147,17 +148,16 @@ class PlanDataConfig(RayDataConfig):
         attempt, first_step = window
         source = PlanSource(plan, rank, world, first_step, self.config.train.last_step)
         DataContext.get_current().enable_progress_bars = False
-        # Ray Data runs both steps in one actor where they ask for the same resources, which saves an object a slot; but
-        # the source is one task, so then one actor decodes everything. Asking for less here keeps the steps apart.
-        apart = data.decode_workers > 1
-        read_cpus = data.decode_cpus / 2 if apart else data.decode_cpus
-        stream = ray.data.read_datasource(source, override_num_blocks=1, num_cpus=read_cpus).map_batches(
-            DecodeSlot,
-            fn_constructor_args=(gold.pinned(data), gold.loss_on),
+        # One decoder: Ray Data joins reading the plan and decoding into one task for the whole stream. Several: the
+        # limit keeps the two apart, and every slot is a task of its own.
+        several = ray.data.TaskPoolStrategy(size=data.decode_workers) if data.decode_workers > 1 else None
+        stream = ray.data.read_datasource(source, override_num_blocks=1, num_cpus=data.decode_cpus).map_batches(
+            decode_slot,
+            fn_args=(gold.pinned(data), gold.loss_on),
             batch_size=None,
             batch_format="pyarrow",
             zero_copy_batch=True,
-            compute=ray.data.ActorPoolStrategy(size=data.decode_workers),
+            compute=several,
             num_cpus=data.decode_cpus,
         )
         stream.set_name(f"{TRAIN}-attempt{attempt}-rank{rank}")
@@ -191,25 +191,40 @@ class PlanSource(Datasource):
         return None
 
 
-class DecodeSlot:
-    """Reads and decodes the rows of a slot: what Ray Data's decode actors run."""
+def decode_slot(block: pa.Table, data: DataConfig, loss_on: LossOn) -> pa.Table:
+    """Reads and decodes the rows of slots: what Ray Data runs, as a task in a process that has done it before.
+
+    An actor would have to start, and its imports take longer than all else before the first micro-batch.
+    """
+    gold = _opened(data.model_dump_json(), loss_on)
+    return pa.Table.from_pylist([_decoded(gold, slot) for slot in block.to_pylist()])
+
+
+@lru_cache(maxsize=2)
+def _opened(data: str, loss_on: LossOn) -> OpenGold:
+    return OpenGold(DataConfig.model_validate_json(data), loss_on)
+
+
+class OpenGold:
+    """Gold, and its index once a row needs a substitute."""
 
     def __init__(self, data: DataConfig, loss_on: LossOn) -> None:
         self.gold = open_mixture(data, loss_on)
 
-    def __call__(self, block: pa.Table) -> pa.Table:
-        return pa.Table.from_pylist([self._decoded(slot) for slot in block.to_pylist()])
+    def row(self, row_id: int) -> GoldRow:
+        return self.gold.read([row_id])[0]
 
-    def _decoded(self, slot: dict[str, Any]) -> dict[str, Any]:
-        rows, substituted = read_or_substitute(lambda row: self.gold.read([row])[0], self._index, slot["row_ids"])
-        decoded = [{"row_id": row.row_id, "modality": row.modality, **row.encoded.to_row()} for row in rows]
-        # JSON: an Arrow column of lists that are nearly always empty has no type to be sure of.
-        replaced = json.dumps([vars(substitution) for substitution in substituted])
-        return {"step": slot["step"], "slot": slot["slot"], "rows": decoded, "substituted": replaced}
-
-    @cache  # noqa: B019 - one for the life of the actor
-    def _index(self) -> GoldIndex:
+    @cached_property
+    def index(self) -> GoldIndex:
         return self.gold.index("train")
+
+
+def _decoded(gold: OpenGold, slot: Mapping[str, Any]) -> dict[str, Any]:
+    rows, substituted = read_or_substitute(gold.row, lambda: gold.index, slot["row_ids"])
+    decoded = [{"row_id": row.row_id, "modality": row.modality, **row.encoded.to_row()} for row in rows]
+    # JSON: an Arrow column of lists that are nearly always empty has no type to be sure of.
+    replaced = json.dumps([vars(substitution) for substitution in substituted])
+    return {"step": slot["step"], "slot": slot["slot"], "rows": decoded, "substituted": replaced}
 
 
 def _rank_slots(plan: StepPlan, rank: int, world: int, first_step: int, steps: int) -> Iterator[Slot]:
