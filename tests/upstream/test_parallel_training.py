@@ -109,7 +109,7 @@ def rows_of_changing_length(rank: int, world: int) -> list[int]:
 
 
 def test_activations_follow_the_length_of_each_step() -> None:
-    """DeepSpeed#3195: a pipeline cut later, longer batches to the shape of the first one; pytorch#159942: pipeline stages
-    of `torch.distributed.pipelining` are made for one shape."""
+    """DeepSpeed#3195: a pipeline cut later, longer batches to the shape of the first one; pytorch#159942: stages of
+    `torch.distributed.pipelining` are made for one shape."""
     _, (first, second, third) = run_ranks(2, rows_of_changing_length)
     assert first < third < second
