@@ -33,7 +33,7 @@ from elasmo.model.fragments import (
     describe_file,
     fragment_key,
 )
-from elasmo.model.hugging_face_config import from_hugging_face, to_hugging_face
+from elasmo.model.hugging_face_config import from_hugging_face
 from elasmo.model.hugging_face_defaults import HuggingFaceError, Raw
 from elasmo.model.hugging_face_folder import check_export_target, check_import_target, files_named, staged
 from elasmo.model.hugging_face_names import Place, names
@@ -47,6 +47,7 @@ from elasmo.model.hugging_face_tensors import (
     match,
     read_json,
 )
+from elasmo.model.hugging_face_written_config import to_hugging_face
 from elasmo.model.imported_processor import TOKENIZER, ImportedProcessor, image_settings
 from elasmo.model.multimodal import MultimodalDecoder
 from elasmo.model.processor import ProcessorError
