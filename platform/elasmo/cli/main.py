@@ -17,6 +17,7 @@ import elasmo
 VERBS = (
     "demo",
     "ingest",
+    "align",
     "lint",
     "preview",
     "profile",

@@ -84,6 +84,14 @@ class SqlTable:
             ) from error
         return progress
 
+    def peek(self, rows: int) -> list[Mapping[str, Any]]:
+        """Some rows of the database with all its columns, in no order; nothing is copied."""
+        from sqlalchemy import select, text
+
+        with reading(self.url, self.folder) as connection:
+            found = connection.execute(select(text("*")).select_from(self._source()).limit(rows))
+            return [dict(row) for row in found.mappings()]
+
     def _copy(self, connection: Connection, land: Land) -> Progress:
         from sqlalchemy import select
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -117,6 +118,14 @@ class TablesSource:
             )
             with self._unlocking():
                 yield from ((table, row) for row in rows)
+
+    def peek(self, table: str, rows: int) -> list[Mapping[str, Any]]:
+        """The first rows of a table as its source has them, under the source's names."""
+        origin = self.contract.origins[table]
+        if isinstance(origin, SqlOrigin):
+            return self._databases[table].peek(rows)
+        found = READERS[origin.format].read(origin, self._files(table, origin))
+        return [row.values for row in islice((row for row in found if row.fault is None), rows)]
 
     def release(self) -> None:
         """Bronze stands: copies of SQL tables may go, and what is left of those of earlier contracts."""
