@@ -62,6 +62,7 @@ class DataConfig(Section):
     max_substitutes: Annotated[int, Field(ge=0)] = Field(
         100, description="rows that may fail to decode on a rank and be replaced by others before the run stops"
     )
+    openlineage: str | None = Field(None, description="file or http(s) URL that OpenLineage events are sent to")
     limits: LimitsConfig = LimitsConfig()
 
     @model_validator(mode="after")

@@ -22,6 +22,7 @@ from elasmo.config import LimitsConfig, LossOn, ModelConfig
 from elasmo.data.draft import Split
 from elasmo.data.index import MODULES, GoldIndex, Source, narrow
 from elasmo.data.manifest import Snapshot, SnapshotError, latest, open_snapshot
+from elasmo.data.openlineage_events import Artifact, artifact
 from elasmo.model.encoded import Encoded
 from elasmo.model.imported_processor import AnyProcessor, load_processor
 from elasmo.model.media import MediaError
@@ -172,6 +173,11 @@ class Gold:
     def name(self) -> str:
         """The dataset's name."""
         return str(self.manifest["dataset"])
+
+    @property
+    def artifact(self) -> Artifact:
+        """The snapshot as lineage events name it."""
+        return artifact(self._snapshot)
 
     @property
     def path(self) -> Path:

@@ -15,7 +15,8 @@ from elasmo.data.files import FilesSource
 from elasmo.data.gate_keeper import pass_gate, profile_of
 from elasmo.data.gate_report import GateReport
 from elasmo.data.gold_writer import gold_fingerprint, write_gold
-from elasmo.data.manifest import Layer, Snapshot, mark_latest, recall, remember
+from elasmo.data.manifest import Layer, Snapshot, canonical_hash, mark_latest, recall, remember
+from elasmo.data.openlineage_events import Artifact, LineageEvents, artifact
 from elasmo.data.quarantine import Refusal, read_quarantine
 from elasmo.data.recipe import RecipeSource
 from elasmo.data.silver import Silver, silver_fingerprint, write_silver
@@ -109,7 +110,15 @@ def ingest(
     results: list[LayerResult] = []
     reports: list[GateReport] = []
 
-    def layer(name: Layer, fingerprint: str, write: Callable[[], Snapshot]) -> Snapshot:
+    events = LineageEvents(config.data.openlineage)
+
+    def layer(name: Layer, fingerprint: str, write: Callable[[], Snapshot], above: Artifact) -> Snapshot:
+        with events.job(f"ingest.{contract.name}.{name}", [above]) as made:
+            snapshot = stand(name, fingerprint, write)
+            made.append(artifact(snapshot))
+        return snapshot
+
+    def stand(name: Layer, fingerprint: str, write: Callable[[], Snapshot]) -> Snapshot:
         if progress is not None:
             progress(name, None)
         began = time.perf_counter()
@@ -133,17 +142,20 @@ def ingest(
         "bronze",
         bronze_fingerprint(contract, source, described),
         lambda: write_bronze(lake, contract, source, described),
+        Artifact(str(folder.resolve()), canonical_hash(described)[:16]),
     )
     source.release()
     silver = layer(
         "silver",
         silver_fingerprint(bronze, contract, limits),
         lambda: write_silver(lake, bronze, contract, source, limits),
+        artifact(bronze),
     )
     gold = layer(
         "gold",
         gold_fingerprint(silver, contract, config, limits),
         lambda: write_gold(lake, Silver(silver, source), contract, source, config, limits),
+        artifact(silver),
     )
     refused = [
         refusal

@@ -16,6 +16,7 @@ from ray.train import RunConfig
 
 from elasmo.config import Config
 from elasmo.data.gold_mixture import GoldMixture
+from elasmo.data.openlineage_events import Artifact, LineageEvents
 from elasmo.data.stream import TRAIN, PlanDataConfig, make_plan, open_gold
 from elasmo.parallel import planner
 from elasmo.train import ray_adapter, run_folder, run_state
@@ -83,7 +84,11 @@ def fit(
     if on_start is not None:
         on_start(run_id, folder, state)
     try:
-        _supervise(config, run_id, folder, sizes)
+        with LineageEvents(config.data.openlineage).job(
+            f"train.{config.name}", [g.artifact for g in gold.golds]
+        ) as made:
+            _supervise(config, run_id, folder, sizes)
+            made.append(Artifact(str(folder), run_id))
     except BaseException as error:
         sentence = ray_adapter.user_error(error) or f"Training stopped: {str(error) or type(error).__name__}"
         run_folder.write_summary(folder, status="failed", finished=time.time(), error=sentence)
