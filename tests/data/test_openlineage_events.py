@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import threading
@@ -56,7 +57,7 @@ def test_each_layer_names_what_it_was_made_of(pets: Path, config: Config, tmp_pa
     assert [(e["job"]["name"], e["eventType"]) for e in events] == [(j, k) for j in jobs for k in ("START", "COMPLETE")]
     done = events[1::2]
     assert done[0]["inputs"][0]["name"] == str(pets)
-    for above, below in zip(done, done[1:], strict=False):
+    for above, below in itertools.pairwise(done):
         assert below["inputs"][0]["name"] == above["outputs"][0]["name"]
     gold = Gold.open(config.data.lake, "pets")
     (made,) = done[-1]["outputs"]

@@ -1,7 +1,7 @@
 """OpenLineage events of ingestion and training: what was made from what, for catalogues such as Marquez or DataHub.
 
-Events go to a file, one JSON object a line, or to an HTTP endpoint. Lineage itself does not rest on them: manifests hold
-it. So an endpoint that does not answer is said once and otherwise ignored.
+Events go to a file, one JSON object a line, or to an HTTP endpoint. Lineage itself does not rest on them, manifests
+hold it: an endpoint that does not answer is said once and otherwise ignored.
 """
 
 from __future__ import annotations
