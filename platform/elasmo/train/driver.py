@@ -65,6 +65,7 @@ def fit(
 
     Raises:
         GoldError: no usable gold snapshot.
+        LineageEventsError: `data.openlineage` cannot be written.
         ConfigError, LayoutError, LoraError, FreezeError, CheckpointError, PublishedError: see `preflight`.
         RunBusy: the run is being trained by another driver of this cluster.
         TrainError: the failure budget is spent, or a worker hit an error of the user's making.
@@ -73,6 +74,7 @@ def fit(
     gold = open_gold(config)
     config = pinned(config, gold)
     sizes = preflight(config, gold, run_id)
+    events = LineageEvents(config.data.openlineage)
     if not ray.is_initialized():
         _connect(config.ray.address)
     run_id = run_id or run_folder.new_run_id(config)
@@ -84,9 +86,7 @@ def fit(
     if on_start is not None:
         on_start(run_id, folder, state)
     try:
-        with LineageEvents(config.data.openlineage).job(
-            f"train.{config.name}", [g.artifact for g in gold.golds]
-        ) as made:
+        with events.job(f"train.{config.name}", [source.artifact for source in gold.golds]) as made:
             _supervise(config, run_id, folder, sizes)
             made.append(Artifact(str(folder), run_id))
     except BaseException as error:
