@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -50,7 +51,8 @@ def test_a_dataset_joins_a_run_mid_way(lake: Path, squares: Path, cluster: Path)
     alone = fit(config(lake, cluster, "train.stop_after=6"))
     digits, theirs = "{dataset: data/digits, weight: {0: 1, 6: 0.5}}", f"{{dataset: {squares}, weight: {{6: 0.5}}}}"
     mixed = f"data.mixture=[{digits}, {theirs}]"
-    joined = config(lake, cluster, mixed)
+    catalogue = cluster / "lineage.jsonl"
+    joined = config(lake, cluster, mixed, f"data.openlineage={catalogue}")
     result = fit(joined, run_id=alone.run_id)
     assert result.receipts.match and result.steps == 12
     plan = make_plan(joined, open_gold(joined))
@@ -60,6 +62,15 @@ def test_a_dataset_joins_a_run_mid_way(lake: Path, squares: Path, cluster: Path)
     logged = {event["step"]: event["receipt"] for event in events(result.folder, "step")}
     assert logged == {step: plan.receipt(step - 1) for step in range(1, 13)}
     assert {row.dataset for row in trace_step(result.folder, 12).rows} == {"digits", "squares"}
+    sent = [json.loads(row) for row in catalogue.read_text().splitlines()]
+    assert [(event["job"]["name"], event["eventType"]) for event in sent] == [
+        ("train.digits", "START"),
+        ("train.digits", "COMPLETE"),
+    ]
+    assert [source["name"] for source in sent[1]["inputs"]] == [
+        str(gold.path.resolve()) for gold in open_gold(joined).golds
+    ]
+    assert sent[1]["outputs"][0]["name"] == str(result.folder)
     assert [source["dataset"] for source in read_summary(result.folder)["gold"]["sources"]] == ["digits", "squares"]
 
 
