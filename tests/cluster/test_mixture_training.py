@@ -74,6 +74,7 @@ def test_a_dataset_joins_a_run_mid_way(lake: Path, squares: Path, cluster: Path)
     assert [source["dataset"] for source in read_summary(result.folder)["gold"]["sources"]] == ["digits", "squares"]
 
 
+@pytest.mark.full
 def test_a_run_does_not_go_on_under_another_past(lake: Path, squares: Path, cluster: Path) -> None:
     alone = fit(config(lake, cluster, "train.stop_after=6", "name=past"))
     other = f"data.mixture=[{{dataset: data/digits, weight: 1}}, {{dataset: {squares}, weight: 1}}]"
