@@ -11,7 +11,8 @@ import pytest
 import ray
 
 from elasmo.config import Config
-from elasmo.data.stream import TRAIN, PlanDataConfig, SlotRows, direct, from_shard, make_plan, open_gold
+from elasmo.data.plan import Slot
+from elasmo.data.stream import TRAIN, PlanDataConfig, SlotRows, direct, from_shard, groups, make_plan, open_gold
 from elasmo.model.encoded import Encoded
 from elasmo.parallel import planner
 
@@ -51,6 +52,14 @@ def same(ours: SlotRows, theirs: SlotRows) -> bool:
             if not all(np.array_equal(x, y) and x.dtype == y.dtype for x, y in pairs):
                 return False
     return True
+
+
+def test_groups_of_slots_start_with_one_and_grow_to_the_limit() -> None:
+    slots = [Slot(step, number, (), ()) for step in range(4) for number in range(5)]
+    made = list(groups(iter(slots), 8))
+    assert [slot for group in made for slot in group] == slots
+    assert [len(group) for group in made] == [1, 1, 2, 4, 8, 4]
+    assert all(len(group) == 1 for group in groups(iter(slots), 1))
 
 
 @pytest.mark.parametrize(("world", "start", "decoders"), [(1, 0, 1), (2, 2, 1), (3, 1, 1), (1, 0, 3)])

@@ -13,7 +13,7 @@ from elasmo.config import Config, load
 from elasmo.data.gold import Gold, GoldRow, GoldRowError
 from elasmo.data.ingest import ingest
 from elasmo.data.plan import slot_digest, step_receipt
-from elasmo.data.stream import decode_slot, direct, from_block, make_plan, open_gold
+from elasmo.data.stream import decode_slots, direct, from_block, make_plan, open_gold
 from elasmo.data.substitute import TRIES, read_or_substitute, substitutes
 from tests.data.test_plan import make_index
 
@@ -86,12 +86,13 @@ def test_the_stream_reads_a_substitute_and_the_receipt_proves_it(broken: tuple[C
     assert receipt == plan.receipt(1, {row_id: swap.read}) != plan.receipt(1)
 
 
-def test_what_decode_actors_give_is_what_reading_directly_gives(broken: tuple[Config, int]) -> None:
+def test_what_decode_tasks_give_is_what_reading_directly_gives(broken: tuple[Config, int]) -> None:
     config, _ = broken
     gold = open_gold(config)
     plan = make_plan(config, gold)
-    slots = [pa.table({"step": [1], "slot": [s.slot], "row_ids": [list(s.row_ids)]}) for s in plan.slots(1)]
-    blocks = [decode_slot(slot, gold.pinned(config.data), "answers") for slot in slots]
+    planned = [{"step": 1, "slot": s.slot, "row_ids": list(s.row_ids)} for s in plan.slots(1)]
+    made = [pa.table({"slots": [group]}) for group in (planned[:1], planned[1:])]
+    blocks = [decode_slots(block, gold.pinned(config.data), "answers") for block in made]
     streamed = [slot for block in blocks for slot in from_block(block)]
     read = list(direct(plan, gold, 0, 1, 1, 2))
     assert [(s.row_ids, s.substituted) for s in streamed] == [(s.row_ids, s.substituted) for s in read]

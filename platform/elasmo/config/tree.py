@@ -54,9 +54,12 @@ class DataConfig(Section):
     engine: Literal["ray", "direct"] = "ray"
     decode_workers: Positive = Field(
         1,
-        description="slots of a training rank that are decoded at once; several cost a Ray task a slot",
+        description="decode tasks of a training rank that run at once; several cost a Ray task for each block of slots",
     )
     decode_cpus: PositiveFloat = 0.25
+    block_slots: Positive = Field(
+        4, description="micro-batches that a decode task hands over at once; each handing over costs CPU of Ray's own"
+    )
     lookahead_mb: Positive = Field(64, description="object store that decoded micro-batches of a rank may fill")
     shuffle_window_shards: Positive = 4
     max_substitutes: Annotated[int, Field(ge=0)] = Field(

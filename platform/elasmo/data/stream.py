@@ -5,8 +5,9 @@ Both engines yield the same rows of the same slots in the same order; the receip
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
 
 TRAIN = "train"
 """Name of the dataset in `ray.train.get_dataset_shard`."""
+
+GROUP = pa.list_(pa.struct([("step", pa.int64()), ("slot", pa.int32()), ("row_ids", pa.list_(pa.int64()))]))
+"""Slots that are decoded together and handed over in one block."""
 
 Window = tuple[int, int]
 """(attempt, first step): where the current worker group starts to read."""
@@ -95,8 +99,8 @@ def from_shard(shard: DataIterator) -> Iterator[SlotRows]:
 
 
 def from_block(block: pa.Table) -> Iterator[SlotRows]:
-    """The slots of a block as `decode_slot` made it."""
-    for slot in block.to_pylist():
+    """The slots of a block as `decode_slots` made it."""
+    for slot in itertools.chain.from_iterable(block.column("slots").to_pylist()):
         rows = slot["rows"]
         yield SlotRows(
             slot["step"],
@@ -139,20 +143,20 @@ class PlanDataConfig(RayDataConfig):
         state = ray.get_actor(self.run_state, namespace=self.namespace)
         window: Window = ray.get(state.window.remote(), timeout=30)
         gold = open_gold(self.config)
-        plan = make_plan(self.config, gold)
-        streams = (self._stream(plan, gold, part, parts, window) for part, parts in self.readers(world_size))
+        streams = (self._stream(gold, part, parts, window) for part, parts in self.readers(world_size))
         return [{TRAIN: stream.iterator()} for stream in streams]
 
-    def _stream(self, plan: StepPlan, gold: GoldMixture, rank: int, world: int, window: Window) -> Dataset:
+    def _stream(self, gold: GoldMixture, rank: int, world: int, window: Window) -> Dataset:
         data = self.config.data
         attempt, first_step = window
-        source = PlanSource(plan, rank, world, first_step, self.config.train.last_step)
+        pinned = self.config.model_copy(update={"data": gold.pinned(data)})
+        source = PlanSource(pinned, rank, world, first_step, self.config.train.last_step)
         DataContext.get_current().enable_progress_bars = False
         # One decoder: Ray Data joins reading the plan and decoding into one task for the whole stream. Several: the
-        # limit keeps the two apart, and every slot is a task of its own.
+        # limit keeps the two apart, and every group of slots is a task of its own.
         several = ray.data.TaskPoolStrategy(size=data.decode_workers) if data.decode_workers > 1 else None
         stream = ray.data.read_datasource(source, override_num_blocks=1, num_cpus=data.decode_cpus).map_batches(
-            decode_slot,
+            decode_slots,
             fn_args=(gold.pinned(data), gold.loss_on),
             batch_size=None,
             batch_format="pyarrow",
@@ -161,8 +165,8 @@ class PlanDataConfig(RayDataConfig):
             num_cpus=data.decode_cpus,
         )
         stream.set_name(f"{TRAIN}-attempt{attempt}-rank{rank}")
-        # Ray Data joins small blocks until they reach this size. A slot is one row, and a row is never cut, so with the
-        # smallest size every slot is a block of its own: it flows on as soon as it is made.
+        # Ray Data joins small blocks until they reach this size. A group of slots is one row, and a row is never cut:
+        # with the smallest size every group is a block of its own, and flows on as soon as it is made.
         stream.context.target_max_block_size = 1
         options = stream.context.execution_options
         options.preserve_order = True
@@ -171,19 +175,26 @@ class PlanDataConfig(RayDataConfig):
 
 
 class PlanSource(Datasource):
-    """A lazy source that yields one row of row ids for each slot of a rank, from a step on."""
+    """A lazy source that yields the row ids of a rank's slots from a step on, a row for each group of them.
 
-    def __init__(self, plan: StepPlan, rank: int, world: int, first_step: int, steps: int) -> None:
+    The plan is made where the source is read: its index may have hundreds of megabytes, a config has a few kilobytes.
+    """
+
+    def __init__(self, config: Config, rank: int, world: int, first_step: int, steps: int) -> None:
         super().__init__()
-        self.plan = plan
+        self.config = config
         self.place = (rank, world, first_step, steps)
 
     def get_read_tasks(
         self, parallelism: int, per_task_row_limit: int | None = None, data_context: DataContext | None = None
     ) -> list[ReadTask]:
         """One task: an order that is kept has one producer."""
-        plan, place = self.plan, self.place
-        read: Callable[[], Iterator[pa.Table]] = lambda: map(_slot_block, _rank_slots(plan, *place))  # noqa: E731
+        config, place = self.config, self.place
+
+        def read() -> Iterator[pa.Table]:
+            plan = make_plan(config, _opened(config.data.model_dump_json(), config.train.loss_on).gold)
+            yield from map(_block, groups(_rank_slots(plan, *place), config.data.block_slots))
+
         metadata = BlockMetadata(num_rows=None, size_bytes=None, input_files=None, exec_stats=None)
         return [ReadTask(read, metadata)]
 
@@ -191,13 +202,14 @@ class PlanSource(Datasource):
         return None
 
 
-def decode_slot(block: pa.Table, data: DataConfig, loss_on: LossOn) -> pa.Table:
+def decode_slots(block: pa.Table, data: DataConfig, loss_on: LossOn) -> pa.Table:
     """Reads and decodes the rows of slots: what Ray Data runs, as a task in a process that has done it before.
 
     An actor would have to start, and its imports take longer than all else before the first micro-batch.
     """
     gold = _opened(data.model_dump_json(), loss_on)
-    return pa.Table.from_pylist([_decoded(gold, slot) for slot in block.to_pylist()])
+    groups_of_slots = block.column("slots").to_pylist()
+    return pa.Table.from_pylist([{"slots": [_decoded(gold, slot) for slot in group]} for group in groups_of_slots])
 
 
 @lru_cache(maxsize=2)
@@ -232,11 +244,15 @@ def _rank_slots(plan: StepPlan, rank: int, world: int, first_step: int, steps: i
         yield from plan.assign(step, world)[rank]
 
 
-def _slot_block(slot: Slot) -> pa.Table:
-    return pa.table(
-        {
-            "step": pa.array([slot.step], pa.int64()),
-            "slot": pa.array([slot.slot], pa.int32()),
-            "row_ids": pa.array([slot.row_ids], pa.list_(pa.int64())),
-        }
-    )
+def groups(slots: Iterator[Slot], most: int) -> Iterator[list[Slot]]:
+    """Slots in groups of 1, 1, 2, 4 and so on up to `most`: the first micro-batch comes early, the rest cheaply."""
+    size, made = 1, 0
+    while group := list(itertools.islice(slots, size)):
+        yield group
+        made += len(group)
+        size = min(most, made)
+
+
+def _block(group: Iterable[Slot]) -> pa.Table:
+    slots = [{"step": slot.step, "slot": slot.slot, "row_ids": slot.row_ids} for slot in group]
+    return pa.table({"slots": pa.array([slots], GROUP)})
