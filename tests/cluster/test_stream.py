@@ -56,10 +56,10 @@ def same(ours: SlotRows, theirs: SlotRows) -> bool:
 
 def test_groups_of_slots_start_with_one_and_grow_to_the_limit() -> None:
     slots = [Slot(step, number, (), ()) for step in range(4) for number in range(5)]
-    made = list(groups(iter(slots), 8))
+    made = list(groups(iter(slots), lambda first: 8))
     assert [slot for group in made for slot in group] == slots
     assert [len(group) for group in made] == [1, 1, 2, 4, 8, 4]
-    assert all(len(group) == 1 for group in groups(iter(slots), 1))
+    assert all(len(group) == 1 for group in groups(iter(slots), lambda first: 1))
 
 
 @pytest.mark.parametrize(("world", "start", "decoders"), [(1, 0, 1), (2, 2, 1), (3, 1, 1), (1, 0, 3)])

@@ -62,6 +62,7 @@ class DataConfig(Section):
     )
     lookahead_mb: Positive = Field(64, description="object store that decoded micro-batches of a rank may fill")
     shuffle_window_shards: Positive = 4
+    row_timeout_s: Seconds = Field(60.0, description="how long reading a row may take before another stands in for it")
     max_substitutes: Annotated[int, Field(ge=0)] = Field(
         100, description="rows that may fail to decode on a rank and be replaced by others before the run stops"
     )

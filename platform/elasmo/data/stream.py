@@ -5,6 +5,7 @@ Both engines yield the same rows of the same slots in the same order; the receip
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -21,10 +22,11 @@ from ray.data.datasource import Datasource, ReadTask
 from ray.train import DataConfig as RayDataConfig
 
 from elasmo.config import Config, DataConfig, LossOn
-from elasmo.data.gold import GoldRow
+from elasmo.data.gold import GoldRow, GoldRowError
 from elasmo.data.gold_mixture import GoldMixture, open_mixture
 from elasmo.data.index import GoldIndex
 from elasmo.data.plan import Slot, StepPlan
+from elasmo.data.row_deadline import RowDeadline, row_deadline
 from elasmo.data.substitute import Substitution, read_or_substitute
 from elasmo.model.encoded import Encoded
 
@@ -36,6 +38,11 @@ TRAIN = "train"
 
 GROUP = pa.list_(pa.struct([("step", pa.int64()), ("slot", pa.int32()), ("row_ids", pa.list_(pa.int64()))]))
 """Slots that are decoded together and handed over in one block."""
+
+BLOCKS = 8
+"""Blocks that the look-ahead has room for."""
+HELD = 3
+"""Blocks that Ray Data does not count: the one that the rank is reading, the next, and one on its way."""
 
 Window = tuple[int, int]
 """(attempt, first step): where the current worker group starts to read."""
@@ -94,7 +101,7 @@ def direct(plan: StepPlan, gold: GoldMixture, rank: int, world: int, first_step:
 
 def from_shard(shard: DataIterator) -> Iterator[SlotRows]:
     """The slots that Ray Data delivers to this rank."""
-    for block in shard.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=2):
+    for block in shard.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=1):
         yield from from_block(block)
 
 
@@ -170,7 +177,9 @@ class PlanDataConfig(RayDataConfig):
         stream.context.target_max_block_size = 1
         options = stream.context.execution_options
         options.preserve_order = True
-        options.resource_limits = ExecutionResources(object_store_memory=data.lookahead_mb << 20)
+        options.resource_limits = ExecutionResources(
+            object_store_memory=(data.lookahead_mb << 20) * (BLOCKS - HELD) // BLOCKS
+        )
         return stream
 
 
@@ -192,8 +201,9 @@ class PlanSource(Datasource):
         config, place = self.config, self.place
 
         def read() -> Iterator[pa.Table]:
-            plan = make_plan(config, _opened(config.data.model_dump_json(), config.train.loss_on).gold)
-            yield from map(_block, groups(_rank_slots(plan, *place), config.data.block_slots))
+            gold = _opened(config.data.model_dump_json(), config.train.loss_on)
+            slots = _rank_slots(make_plan(config, gold.gold), *place)
+            yield from map(_block, groups(slots, functools.partial(_fitting, gold, config.data)))
 
         metadata = BlockMetadata(num_rows=None, size_bytes=None, input_files=None, exec_stats=None)
         return [ReadTask(read, metadata)]
@@ -222,9 +232,15 @@ class OpenGold:
 
     def __init__(self, data: DataConfig, loss_on: LossOn) -> None:
         self.gold = open_mixture(data, loss_on)
+        self.timeout_s = data.row_timeout_s
 
     def row(self, row_id: int) -> GoldRow:
-        return self.gold.read([row_id])[0]
+        """The row; raises GoldRowError also when it takes longer than `data.row_timeout_s`."""
+        try:
+            with row_deadline(self.timeout_s):
+                return self.gold.read([row_id])[0]
+        except RowDeadline as error:
+            raise GoldRowError(f"Row {row_id} of gold {self.gold.snapshot}: {error}") from None
 
     @cached_property
     def index(self) -> GoldIndex:
@@ -244,13 +260,30 @@ def _rank_slots(plan: StepPlan, rank: int, world: int, first_step: int, steps: i
         yield from plan.assign(step, world)[rank]
 
 
-def groups(slots: Iterator[Slot], most: int) -> Iterator[list[Slot]]:
-    """Slots in groups of 1, 1, 2, 4 and so on up to `most`: the first micro-batch comes early, the rest cheaply."""
-    size, made = 1, 0
+def groups(slots: Iterator[Slot], most: Callable[[Slot], int]) -> Iterator[list[Slot]]:
+    """Slots in groups of 1, 1, 2, 4 and so on: the first micro-batch comes early, the rest cheaply.
+
+    Args:
+        most: largest group, for the first slot; asked for once that one is on its way.
+    """
+    first = list(itertools.islice(slots, 1))
+    if not first:
+        return
+    yield first
+    limit, size, made = most(first[0]), 1, 1
     while group := list(itertools.islice(slots, size)):
         yield group
         made += len(group)
-        size = min(most, made)
+        size = min(limit, made)
+
+
+def _fitting(gold: OpenGold, data: DataConfig, slot: Slot) -> int:
+    """Slots of a block, as large as this one, so that the look-ahead holds `BLOCKS` of them; at least one."""
+    try:
+        decoded = sum(gold.row(row_id).encoded.nbytes for row_id in slot.row_ids)
+    except GoldRowError:
+        return 1
+    return max(1, min(data.block_slots, (data.lookahead_mb << 20) // (BLOCKS * max(1, decoded))))
 
 
 def _block(group: Iterable[Slot]) -> pa.Table:

@@ -78,6 +78,12 @@ class Encoded:
         # The first token has nothing before it to be predicted from.
         return Costs(len(self.tokens), vision, audio, table, target=int(self.loss_mask[1:].sum()))
 
+    @property
+    def nbytes(self) -> int:
+        """Size of all arrays."""
+        arrays = (value for value in vars(self).values() if isinstance(value, np.ndarray))
+        return sum(array.nbytes for array in (*arrays, *self.audio))
+
     def with_targets(self, loss_on: LossOn, ids: TokensConfig = OURS) -> Self:
         """The sample with other targets: `answers` is as it was encoded, `all` is every token but media."""
         if loss_on == "answers":
