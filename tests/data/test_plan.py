@@ -43,7 +43,7 @@ def test_world_size_changes_who_computes_a_slot_and_nothing_else(world: int) -> 
         ranks = plan.assign(step, world)
         assert sorted(slot.slot for rank in ranks for slot in rank) == [0, 1, 2, 3]
         assert {slot for rank in ranks for slot in rank} == set(plan.slots(step))
-        assert max(len(rank) for rank in ranks) == plan.micro_steps(world)
+        assert max(len(rank) for rank in ranks) == plan.micro_steps(step, world)
 
 
 def test_a_step_is_found_without_the_steps_before_it() -> None:

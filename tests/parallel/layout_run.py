@@ -50,7 +50,7 @@ def run_step(engine: TrainEngine, kind: str, step: int) -> float:
     slots = oracle.slots(kind, step)
     count = oracle.targets(slots)
     mine = slots[engine.mesh.place.dp :: engine.layout.dp]
-    feed = [mine[micro] if micro < len(mine) else None for micro in range(engine.micro_steps)]
+    feed = [mine[micro] if micro < len(mine) else None for micro in range(engine.micro_steps(oracle.SLOTS))]
     total = torch.zeros(())
     for output in engine.step(feed, count):
         if output is not None and engine.leads:

@@ -149,7 +149,13 @@ class TrainConfig(Section):
 
     steps: Positive = 500
     global_batch: Positive = 64
-    micro_batch: Positive = 16
+    micro_batch: Positive = Field(16, description="rows of a slot; with a cap on its tokens their mean, at most")
+    slot_tokens: Positive | None = Field(
+        None, description="most decoder tokens of a slot: rows are packed by size, and a step may have more slots"
+    )
+    slot_encoder_tokens: Positive | None = Field(
+        None, description="most tokens of a slot that its encoders process together, packed likewise"
+    )
     lr: PositiveFloat = 2e-3
     min_lr_ratio: Fraction = 0.1
     warmup_steps: Annotated[int, Field(ge=0)] = 20

@@ -1,6 +1,6 @@
 """Which rows a training step reads, and which rank computes them: a pure function of gold snapshot, seed and step.
 
-A global batch is a fixed number of fixed micro-batch slots. The world size only decides which rank computes which
+A global batch is a fixed number of rows in micro-batch slots. The world size only decides which rank computes which
 slot, so any number of ranks sees the same samples, and a run resumes at any step without replaying the past.
 """
 
@@ -19,6 +19,7 @@ from elasmo.data.balance import deal
 from elasmo.data.index import MODULES, GoldIndex
 from elasmo.data.mixture import MixtureSchedule, Weights
 from elasmo.data.order import ShardOrder
+from elasmo.data.packing import NO_CAPS, Caps, pack
 
 
 @dataclass(frozen=True)
@@ -65,9 +66,12 @@ class StepPlan:
         micro_batch: rows of a slot.
         window_shards: shards whose rows are mixed.
         weights: of each source of the index, in tokens; may be left out for a single one.
+        caps: on the tokens of a slot. With any, `micro_batch` is the mean number of rows of a slot, at most, and a step
+            whose rows need it has more slots.
 
     Raises:
         ValueError: a source without rows, weights that cannot be, or a micro-batch that does not divide the batch.
+        PackingError: a row exceeds a cap by itself.
     """
 
     def __init__(
@@ -78,6 +82,7 @@ class StepPlan:
         micro_batch: int,
         window_shards: int = 4,
         weights: tuple[Weights, ...] = (),
+        caps: Caps = NO_CAPS,
     ) -> None:
         for source in index.sources:
             if source.rows == 0:
@@ -93,6 +98,8 @@ class StepPlan:
         self.micro_batch = micro_batch
         self.window_shards = window_shards
         self.weights = weights
+        self.caps = caps
+        caps.check(index.costs, index.row_ids)
         parts = [slice(source.first, source.first + source.rows) for source in index.sources]
         self._orders = [
             ShardOrder(source.snapshot, seed, index.shard[part], window_shards)
@@ -111,6 +118,7 @@ class StepPlan:
             self.micro_batch,
             self.window_shards,
             self.weights,
+            self.caps,
         )
 
     def rows(self, step: int) -> NDArray[np.int64]:
@@ -129,9 +137,9 @@ class StepPlan:
         loads = np.array([self._load(slot.rows) for slot in slots])
         return tuple(tuple(slots[i] for i in sorted(group)) for group in deal(loads, world))
 
-    def micro_steps(self, world: int) -> int:
+    def micro_steps(self, step: int, world: int) -> int:
         """Micro-batches a rank runs in a step: ranks with fewer slots run an empty one, so that collectives match."""
-        return -(-(self.global_batch // self.micro_batch) // world)
+        return -(-len(self.slots(step)) // world)
 
     def target_tokens(self, step: int) -> int:
         """Tokens that count in the loss of the whole global batch of `step`."""
@@ -174,7 +182,9 @@ class StepPlan:
 
     def _make_slots(self, step: int) -> tuple[Slot, ...]:
         rows = self.rows(step)
-        groups = deal(self.index.costs[rows] / self._mean_cost, self.global_batch // self.micro_batch)
+        costs, fewest = self.index.costs[rows].astype(np.float64), self.global_batch // self.micro_batch
+        loads = costs / self._mean_cost
+        groups = pack(costs, loads, fewest, self.caps) if self.caps else deal(loads, fewest)
         slots = []
         for number, group in enumerate(groups):
             members = tuple(int(rows[i]) for i in sorted(group))

@@ -21,10 +21,11 @@ from ray.data.block import BlockMetadata
 from ray.data.datasource import Datasource, ReadTask
 from ray.train import DataConfig as RayDataConfig
 
-from elasmo.config import Config, DataConfig, LossOn
+from elasmo.config import Config, DataConfig, LossOn, TrainConfig
 from elasmo.data.gold import GoldRow, GoldRowError
 from elasmo.data.gold_mixture import GoldMixture, open_mixture
 from elasmo.data.index import GoldIndex
+from elasmo.data.packing import Caps
 from elasmo.data.plan import Slot, StepPlan
 from elasmo.data.row_deadline import RowDeadline, row_deadline
 from elasmo.data.substitute import Substitution, read_or_substitute
@@ -73,7 +74,12 @@ def make_plan(config: Config, gold: GoldMixture) -> StepPlan:
         train.micro_batch,
         data.shuffle_window_shards,
         gold.weights,
+        slot_caps(train),
     )
+
+
+def slot_caps(train: TrainConfig) -> Caps:
+    return Caps(train.slot_tokens, train.slot_encoder_tokens)
 
 
 def open_gold(config: Config) -> GoldMixture:

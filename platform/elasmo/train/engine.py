@@ -54,7 +54,6 @@ class TrainEngine:
     ) -> None:
         self.layout = layout
         self.slots = slots
-        self.micro_steps = -(-slots // layout.dp)
         self.mesh = make_mesh(layout, timeout_s)
         self.shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
         decoder, vocab_size = model.config.decoder, model.vocab_size
@@ -64,7 +63,17 @@ class TrainEngine:
         self.model = ParallelModel(model, self.mesh, self.shards)
         self.pipeline = Pipeline(self.model, stages) if layout.pp > 1 else None
         self.device = next(model.parameters()).device
-        self.deepspeed = deepspeed_adapter.build_engine(self.model, train, self.micro_steps, (self.mesh, self.shards))
+        parallel = (self.mesh, self.shards)
+        self.deepspeed = deepspeed_adapter.build_engine(self.model, train, self.micro_steps(slots), parallel)
+
+    def micro_steps(self, slots: int) -> int:
+        """Micro-batches that a rank runs for a step of so many slots, some of them perhaps empty.
+
+        A pipeline's schedules take multiples of what the run's usual step gives each rank, or of the stages.
+        """
+        count, usual = -(-slots // self.layout.dp), -(-self.slots // self.layout.dp)
+        stages = self.layout.pp
+        return count if stages == 1 or count == usual else -(-count // stages) * stages
 
     @property
     def leads(self) -> bool:
@@ -77,24 +86,30 @@ class TrainEngine:
         feed: Iterable[Sequence[Encoded] | None],
         target_tokens: int,
         check: Callable[[int, Tensor], None] = lambda micro, losses: None,
+        slots: int | None = None,
     ) -> Iterator[SlotOutput | None]:
         """One optimizer step, advanced slot by slot as the results are taken.
 
         Args:
-            feed: samples of each of the `micro_steps` slots of this rank, None where it has none: it then runs an
-                empty micro-batch of weight zero, since every rank issues the same collectives.
+            feed: samples of each of the `micro_steps(slots)` slots of this rank, None where it has none: it then runs
+                an empty micro-batch of weight zero, since every rank issues the same collectives.
+            slots: of this step's global batch; as many as the engine was made for if None.
             target_tokens: of the whole global batch, over which the loss is a mean.
             check: called with each slot's losses before they reach a gradient.
         """
         # DeepSpeed averages gradients over the ranks that hold the same parameters; sums are wanted.
         weight = self.layout.zero_ranks / target_tokens
+        slots = slots or self.slots
+        aux = self.layout.zero_ranks / slots
         if self.pipeline is not None:
-            yield from self._pipeline_step(self.pipeline, list(feed), weight, check)
+            yield from self._pipeline_step(self.pipeline, list(feed), (weight, aux), check)
             return
+        last = self.micro_steps(slots) - 1
         for micro, samples in enumerate(feed):
+            self.deepspeed.set_gradient_accumulation_boundary(micro == last)
             batch = self.pack(samples)
             real = samples is not None
-            self.model.set_aux_scale(self.layout.zero_ranks / self.slots if real else 0.0)
+            self.model.set_aux_scale(aux if real else 0.0)
             losses, correct = self.deepspeed(batch)
             if real:
                 check(micro, losses)
@@ -124,14 +139,13 @@ class TrainEngine:
         self,
         pipeline: Pipeline,
         slots: list[Sequence[Encoded] | None],
-        weight: float,
+        weights: tuple[float, float],
         check: Callable[[int, Tensor], None],
     ) -> Iterator[SlotOutput | None]:
         longest = max(sum(len(sample.tokens) for sample in samples or [EMPTY]) for samples in slots)
         width = -(-longest // (WIDTH * self.layout.row_multiple)) * WIDTH * self.layout.row_multiple
-        aux = self.layout.zero_ranks / self.slots
         micros = [
-            MicroBatch(self.pack(samples, width), *((weight, aux) if samples is not None else (0.0, 0.0)))
+            MicroBatch(self.pack(samples, width), *(weights if samples is not None else (0.0, 0.0)))
             for samples in slots
         ]
         outputs = pipeline.step(micros, lambda micro, losses: check(micro, losses) if slots[micro] else None)

@@ -134,7 +134,7 @@ class Rank:
                 "global_batch": train.global_batch,
                 "micro_batch": train.micro_batch,
                 "slots": train.slots,
-                "micro_steps": self.plan.micro_steps(self.layout.dp),
+                "micro_steps": self.plan.micro_steps(step=0, world=self.layout.dp),
                 "lr": train.lr,
                 "parameters": self.parameters,
                 "frozen_tensors": len(self.frozen),
@@ -154,12 +154,14 @@ class Rank:
     def _step(self, step: int, stream: Iterator[SlotRows]) -> RankStep:
         started = time.perf_counter()
         slots = self.plan.assign(step, self.layout.dp)[self.dp_rank]
+        of_all = len(self.plan.slots(step))
+        micro_steps = self.engine.micro_steps(of_all)
         deepspeed_adapter.set_lr(self.engine.deepspeed, learning_rate(self.config.train, step))
         arrived: list[SlotRows] = []
         waits: list[float] = []
 
         def feed() -> Iterator[tuple[Encoded, ...] | None]:
-            for micro in range(self.engine.micro_steps):
+            for micro in range(micro_steps):
                 before = time.perf_counter()
                 if micro < len(slots):
                     arrived.append(self._next(stream, slots[micro]))
@@ -170,8 +172,8 @@ class Rank:
             check_finite(losses, step, arrived[micro].slot, arrived[micro].row_ids)
 
         sums, digests, computed = Sums(), {}, 0.0
-        outputs = self.engine.step(feed(), self.plan.target_tokens(step), check)
-        for micro in range(self.engine.micro_steps):
+        outputs = self.engine.step(feed(), self.plan.target_tokens(step), check, of_all)
+        for micro in range(micro_steps):
             before = time.perf_counter()
             output = next(outputs)
             computed += time.perf_counter() - before
@@ -284,6 +286,7 @@ class Rank:
             "global_batch": self.config.train.global_batch,
             "micro_batch": self.config.train.micro_batch,
             "shuffle_window_shards": self.config.data.shuffle_window_shards,
+            "slot_tokens": [self.config.train.slot_tokens, self.config.train.slot_encoder_tokens],
             "loss_on": self.config.train.loss_on,
         }
 

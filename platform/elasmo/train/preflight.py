@@ -9,6 +9,7 @@ import torch
 
 from elasmo.config import Config, ConfigError
 from elasmo.data.gold_mixture import GoldMixture
+from elasmo.data.stream import slot_caps
 from elasmo.model import lora
 from elasmo.model.imported_processor import AnyProcessor
 from elasmo.model.multimodal import MultimodalDecoder
@@ -32,6 +33,7 @@ def preflight(config: Config, gold: GoldMixture, run_id: str | None = None) -> l
     Raises:
         GoldError: the model reads media in another way than the data was tokenised for.
         ConfigError: a token id that the vocabulary or its tokenizer does not have.
+        PackingError: a row that exceeds a cap of `train` by itself.
         LayoutError: `train.layout` suits no number of workers in the range.
         LoraError, FreezeError: a name that is no part of the model, or nothing is left to train.
         CheckpointError, PublishedError: a source of `train.init_from` is absent or does not fit.
@@ -39,6 +41,10 @@ def preflight(config: Config, gold: GoldMixture, run_id: str | None = None) -> l
     gold.check_model(config.model)
     processor = gold.processor()
     check_tokens(config, processor)
+    caps = slot_caps(config.train)
+    if caps:
+        index = gold.index("train")
+        caps.check(index.costs, index.row_ids)
     sizes = planner.legal_sizes(config.train, config.model, processor.vocab_size)
     folder = Path(config.train.storage) / run_id / "checkpoints" if run_id is not None else None
     resumes = folder is not None and bool(checkpoint.committed(folder))

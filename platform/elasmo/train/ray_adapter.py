@@ -48,6 +48,7 @@ FATAL_ERRORS = (
     "LoraError",
     "NotEnoughWorkers",
     "NumericalError",
+    "PackingError",
     "PublishedError",
 )
 """Errors of a user's making, by class name: trying again gives the same."""
