@@ -42,8 +42,9 @@ GROUP = pa.list_(pa.struct([("step", pa.int64()), ("slot", pa.int32()), ("row_id
 
 BLOCKS = 8
 """Blocks that the look-ahead has room for."""
-HELD = 3
-"""Blocks that Ray Data does not count: the one that the rank is reading, the next, and one on its way."""
+HELD = 4
+"""Blocks that Ray Data does not count: the one that the rank is reading, the next, one on its way, and one that was read
+and that the store is yet to free."""
 
 Window = tuple[int, int]
 """(attempt, first step): where the current worker group starts to read."""
