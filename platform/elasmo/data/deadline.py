@@ -17,6 +17,8 @@ Item = TypeVar("Item")
 
 AHEAD = 64
 """Items that are read ahead of the caller."""
+_PARTING_S = 1.0
+"""How long an iterator that is no longer wanted may take to close, before it is left to itself."""
 
 
 def within_deadline(
@@ -65,11 +67,7 @@ class _Reader(Generic[Item]):
             with self._changed:
                 self._left = True
                 self._changed.notify_all()
-            if not self._stuck():
-                thread.join(timeout=self.seconds)
-
-    def _stuck(self) -> bool:
-        return time.monotonic() - self._since > self.seconds
+            thread.join(timeout=_PARTING_S)
 
     def _take(self) -> list[Item]:
         """What is there, after waiting for something to be there until the deadline."""
