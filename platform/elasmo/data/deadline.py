@@ -45,9 +45,10 @@ class _Reader(Generic[Item]):
         self._since = time.monotonic()
 
     def read(self) -> Iterator[Item]:
-        thread = threading.Thread(target=self._run, name="elasmo source", daemon=True)
+        thread, late = threading.Thread(target=self._run, name="elasmo source", daemon=True), False
         thread.start()
-        last, count = None, 0
+        last: Item | None = None
+        count = 0
         try:
             while True:
                 for item in self._take():
@@ -58,8 +59,9 @@ class _Reader(Generic[Item]):
                         continue
                     if self._ended:
                         break
-                    if time.monotonic() - self._since > self.seconds:
-                        raise self.late(last, count)
+                    late = time.monotonic() - self._since > self.seconds
+                if late:
+                    raise self.late(last, count)
             thread.join()
             if self._error is not None:
                 raise self._error
@@ -67,7 +69,8 @@ class _Reader(Generic[Item]):
             with self._changed:
                 self._left = True
                 self._changed.notify_all()
-            thread.join(timeout=_PARTING_S)
+            if not late:
+                thread.join(timeout=_PARTING_S)
 
     def _take(self) -> list[Item]:
         """What is there, after waiting for something to be there until the deadline."""
@@ -79,6 +82,8 @@ class _Reader(Generic[Item]):
                 self._changed.wait(left + 0.001)
             taken = list(self._ready)
             self._ready.clear()
+            if len(taken) >= AHEAD:  # the thread was waiting for room, not for its source
+                self._since = time.monotonic()
             self._changed.notify_all()
             return taken
 

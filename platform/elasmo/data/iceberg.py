@@ -1,7 +1,7 @@
 """Snapshots as Apache Iceberg tables, for engines that read those: a copy of the rows, one Iceberg snapshot for each.
 
 `<dataset>.<layer>_<table>` holds what the snapshot exported last holds; earlier ones stay readable by Iceberg's own
-time travel. The property `elasmo.manifest` of each Iceberg snapshot is the sha256 of the manifest that its rows came from.
+time travel. The property `elasmo.manifest` of each Iceberg snapshot is the sha256 of the manifest its rows came from.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from elasmo.data.manifest import Snapshot
+from elasmo.data.manifest import Snapshot, SnapshotError
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
@@ -66,7 +66,8 @@ def named_catalog(name: str) -> Catalog:
 def export(snapshot: Snapshot, catalog: Catalog) -> list[Exported]:
     """Makes the Iceberg tables of a snapshot hold its rows; a table that does already is left alone.
 
-    Numbers that Iceberg has not (uint8, int16) become int32. A table changes in one commit, or not at all.
+    Numbers that Iceberg has not (uint8, int16) become int32; a column that is gone stays, without values. A table
+    changes in one commit, or not at all.
 
     Raises:
         IcebergError: a column has changed its type since the last export.
@@ -78,6 +79,8 @@ def export(snapshot: Snapshot, catalog: Catalog) -> list[Exported]:
 
 
 def _export(snapshot: Snapshot, table: str, catalog: Catalog, name: tuple[str, str]) -> Exported:
+    from pyiceberg.exceptions import ResolveError, ValidationError
+
     properties = {MANIFEST: snapshot.sha256, SNAPSHOT: snapshot.id}
     there = catalog.load_table(name) if catalog.table_exists(name) else None
     rows, dotted = snapshot.tables()[table], ".".join(name)
@@ -98,12 +101,12 @@ def _export(snapshot: Snapshot, table: str, catalog: Catalog, name: tuple[str, s
             (transaction.append if there is None else transaction.overwrite)(first, snapshot_properties=properties)
             for shard in shards:
                 transaction.append(shard, snapshot_properties=properties)
-    except (ValueError, TypeError) as error:
-        if type(error).__module__.startswith("elasmo."):
-            raise
+    except SnapshotError:
+        raise
+    except (ValueError, TypeError, ValidationError, ResolveError) as error:
         raise IcebergError(
-            f"Iceberg table {dotted} cannot take the rows of {snapshot.manifest['layer']} {snapshot.id} ({_head(error)}); drop the table, or "
-            "export to another warehouse."
+            f"Iceberg table {dotted} cannot take the rows of snapshot {snapshot.id} ({_head(error)}); drop the table, "
+            "or export to another warehouse."
         ) from error
     return Exported(dotted, rows, False)
 

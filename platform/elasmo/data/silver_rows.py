@@ -118,9 +118,9 @@ class RowBuilder:
         columns = near_columns(spec, rules)
         near: dict[Ref, Near] = {}
         left_out: set[Ref] = set()
-        for kind in KINDS:
-            found = self._near.find(kind, self._hashes[kind])
-            self._hashes[kind] = {}
+        for kind in sorted(KINDS, key=lambda kind: getattr(rules, kind).do == "mark"):  # no mark names what is left out
+            hashes, self._hashes[kind] = self._hashes[kind], {}
+            found = self._near.find(kind, {ref: value for ref, value in hashes.items() if ref.row not in left_out})
             near |= found
             action = getattr(rules, kind).do
             if action == "mark":
