@@ -17,6 +17,8 @@ Item = TypeVar("Item")
 
 AHEAD = 64
 """Items that are read ahead of the caller."""
+_TAKEN_AT, _LOOK_S = AHEAD // 2, 0.25
+"""Items from which the caller is woken, and how often it looks for fewer: waking it for each would slow both down."""
 _PARTING_S = 1.0
 """How long an iterator that is no longer wanted may take to close, before it is left to itself."""
 
@@ -79,7 +81,7 @@ class _Reader(Generic[Item]):
                 left = self._since + self.seconds - time.monotonic()
                 if left < 0:
                     break
-                self._changed.wait(left + 0.001)
+                self._changed.wait_for(self._worth_taking, min(left + 0.001, _LOOK_S))
             taken = list(self._ready)
             self._ready.clear()
             if len(taken) >= AHEAD:  # the thread was waiting for room, not for its source
@@ -87,12 +89,16 @@ class _Reader(Generic[Item]):
             self._changed.notify_all()
             return taken
 
+    def _worth_taking(self) -> bool:
+        return self._ended or len(self._ready) >= _TAKEN_AT
+
     def _run(self) -> None:
         try:
             for item in self.items:
                 with self._changed:
                     self._ready.append(item)
-                    self._changed.notify_all()
+                    if len(self._ready) == _TAKEN_AT:
+                        self._changed.notify_all()
                     while len(self._ready) >= AHEAD and not self._left:
                         self._changed.wait()
                     self._since = time.monotonic()
