@@ -1,7 +1,8 @@
 """MinHash of a text: 128 numbers, of which two texts agree in about the share of 5-character shingles they share.
 
-Broder, On the resemblance and containment of documents (1997). A shingle is hashed to 32 bits by MurmurHash3's finaliser,
-and from there by 128 random bijections of 32 bits, which is what processors do many of at once. The share of equal numbers estimates the Jaccard similarity J with standard error sqrt(J(1-J)/128).
+Broder, On the resemblance and containment of documents (1997). A shingle is hashed to 32 bits by MurmurHash3's
+finaliser, and from there by 128 random bijections of 32 bits, which is what processors do many of at once. The share of
+equal numbers estimates the Jaccard similarity J with standard error sqrt(J(1-J)/128).
 """
 
 from __future__ import annotations
