@@ -19,7 +19,7 @@ from elasmo.config import LimitsConfig
 from elasmo.data.contract import load_contract
 from elasmo.data.draft import Draft
 from elasmo.data.recipe import RecipeSource
-from elasmo.data.silver import heldout_by_hash
+from elasmo.data.silver_rows import heldout_by_hash
 from elasmo.model.media import decode_audio
 
 FOLDER = Path(__file__).parents[2] / "data" / "digits"

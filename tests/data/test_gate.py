@@ -14,6 +14,7 @@ import pytest
 from elasmo.data.contract import Contract, ContractError, Gates, load_contract
 from elasmo.data.gate import judge
 from elasmo.data.gate_report import Check, GateReport
+from elasmo.data.near_rows import NearFound
 from elasmo.data.profile import Profile
 from elasmo.data.profiling import profile_table
 from elasmo.data.repeat import Repeats
@@ -228,3 +229,28 @@ def test_a_mistake_in_gates_is_one_sentence(tmp_path: Path, gates: dict[str, Any
     with pytest.raises(ContractError) as raised:
         load_contract(tmp_path / "pets")
     assert str(raised.value).endswith(sentence)
+
+
+def test_near_duplicates_warn_and_a_tenth_of_the_held_out_ones_across_the_split_blocks() -> None:
+    leaks = (("photos/a/image", "photos/b/image", 2.0),)
+    few = {"image": NearFound(1000, 300, 4, 200, 1, leaks), "text": NearFound(90, 0, 0, 90, 0)}
+    made = profile(columns())
+    report = judge(made, None, contract(), contract().tables, NONE, 400, 0, few)
+    assert only(report, "near duplicates", "image").verdict == only(report, "near leakage", "image").verdict == "warn"
+    assert only(report, "near leakage", "text").verdict == "pass"
+    assert only(report, "near leakage", "image").sentence == (
+        "1 of 200 held-out images (0.5 %) are near a training one, the first photos/b/image and photos/a/image "
+        "(distance 2) (warns above 0, blocks above 0.1)."
+    )
+    assert "4 rows were left out for it" in only(report, "near duplicates", "image").sentence
+    many = {"image": NearFound(1000, 30, 0, 200, 21, leaks)}
+    assert judge(made, None, contract(), contract().tables, NONE, 400, 0, many).verdict == "block"
+    off = contract(near_leakage={"warn": None, "block": None})
+    assert judge(made, None, off, off.tables, NONE, 400, 0, many).verdict == "pass"
+
+
+def test_marks_of_near_rows_do_not_drift() -> None:
+    before = {**columns(), "coat_near_distance": np.zeros(400), "ink_before": np.zeros(400)}
+    after = {**columns(seed=1), "coat_near_distance": np.full(400, 4.0), "ink_before": np.full(400, 4.0)}
+    subjects = {check.subject for check in judged(after, before).checks if check.verdict == "block"}
+    assert subjects == {"scans.ink_before"}

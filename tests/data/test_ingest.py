@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,7 @@ import pytest
 
 from elasmo.config import Config, load
 from elasmo.data.contract import ContractError
+from elasmo.data.files import FilesSource
 from elasmo.data.gold import Gold, GoldError
 from elasmo.data.ingest import IngestResult, ingest
 from elasmo.data.manifest import open_snapshot
@@ -192,3 +196,32 @@ def test_texts_and_times_reach_gold_typed_and_what_does_not_fit_is_quarantined(t
     assert read["r1"].encoded.cell_values.tolist() == [0.0, 19_784.0]
     assert read["r1"].encoded.cell_details.tolist()[-1] == 43_200
     assert read["r2"].encoded.cell_categories.tolist() == [0, -1]
+
+
+def test_a_recipe_that_blocks_for_ever_ends_in_a_sentence_that_names_its_last_row(
+    tmp_path: Path, config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NVIDIA/Megatron-Energon#119: a source that never gives its next sample."""
+    rows, media = good_rows()
+    folder = write_dataset(tmp_path / "pets", rows, media, {"timeouts": {"source_s": 0.3}})
+    ingest(config, folder)
+    standing = sorted(path.name for path in Path(config.data.lake).glob("pets/*/*") if path.is_dir())
+    (folder / "rows.jsonl").write_text((folder / "rows.jsonl").read_text() + "\n")
+    free, lines = threading.Event(), FilesSource.lines
+
+    def blocked(self: FilesSource) -> Iterator[tuple[int, str]]:
+        for number, text in lines(self):
+            if number == 4 and threading.current_thread() is not threading.main_thread():
+                free.wait(60)
+            yield number, text
+
+    monkeypatch.setattr(FilesSource, "lines", blocked)
+    monkeypatch.setattr(FilesSource, "media", lambda self: [])
+    began = time.monotonic()
+    with pytest.raises(
+        SourceError, match=r"^pets: its source .* did not give the row after rows/rows\.jsonl:3 within 0"
+    ):
+        ingest(config, folder)
+    free.set()
+    assert time.monotonic() - began < 20
+    assert sorted(path.name for path in Path(config.data.lake).glob("pets/*/*") if path.is_dir()) == standing

@@ -9,6 +9,7 @@ import socket
 import sqlite3
 import subprocess
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ import pytest
 from elasmo.data import chunked_copy
 from elasmo.data.chunked_copy import ChunkedCopy, Progress, chained
 from elasmo.data.source import SourceError
+from elasmo.data.tables import TablesSource
 from tests.data.twelve import bronze, contract, ingested, landed, refused, rows, source, twelve
 
 ORIGIN = {"format": "sql", "url": "sqlite:///pets.db", "table": "pets", "key": "key", "chunk_rows": 5}
@@ -309,3 +311,28 @@ def test_progress_that_cannot_be_read_is_none(pets: Path) -> None:
     assert killed(pets, 4).rows == 10
     (copy_of(pets).folder / "progress.json").write_text("{")
     assert rows(bronze(pets)) == landed()
+
+
+def test_a_database_that_falls_silent_ends_in_a_sentence_and_its_copied_rows_are_kept(
+    pets: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = source(pets).describe()["inputs"]
+    copy_of(pets).discard()
+    contract(pets, ORIGIN, timeouts={"source_s": 0.3})
+    free, land, asked = threading.Event(), TablesSource._from_database, list[str]()
+
+    def silent(self: TablesSource, table: str, values: Any, key: str) -> Any:
+        asked.append(key)
+        if len(asked) == 8:  # in the second chunk
+            free.wait(60)
+        return land(self, table, values, key)
+
+    monkeypatch.setattr(TablesSource, "_from_database", silent)
+    with pytest.raises(
+        SourceError, match=r"gave no rows after key 'r04' for longer than timeouts\.source_s; the 5 rows"
+    ):
+        source(pets).describe()
+    free.set()
+    monkeypatch.setattr(TablesSource, "_from_database", land)
+    assert copy_of(pets).progress().rows == 5
+    assert source(pets).describe()["inputs"] == expected

@@ -13,7 +13,8 @@ from elasmo.data.bronze import write_bronze
 from elasmo.data.contract import Column, Contract, ContractError, SplitRule, TableSpec
 from elasmo.data.draft import Draft, Ref
 from elasmo.data.quarantine import RowError, read_quarantine
-from elasmo.data.silver import Silver, followed_first, heldout_by_hash, write_silver
+from elasmo.data.silver import Silver, followed_first, write_silver
+from elasmo.data.silver_rows import heldout_by_hash
 from elasmo.data.source import Row, SilverRows, landed_columns
 from tests.data.conftest import CONTRACT, png
 

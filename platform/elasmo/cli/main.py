@@ -29,6 +29,7 @@ VERBS = (
     "trace",
     "import-hf",
     "export-hf",
+    "export-iceberg",
     "config",
     "doctor",
 )

@@ -5,22 +5,32 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pyarrow as pa
 
 from elasmo.data.contract import Contract
+from elasmo.data.deadline import within_deadline
 from elasmo.data.manifest import Snapshot, SnapshotWriter, canonical_hash, code_hash
-from elasmo.data.source import Row, Source
+from elasmo.data.source import Row, Source, SourceError
 
 SHARD_ROWS, SHARD_BYTES = 2048, 32 << 20
+
+
+class Shards(Protocol):
+    """Where shards go: a snapshot, or a `Spill`."""
+
+    def declare(self, table: str, schema: pa.Schema) -> None: ...
+
+    def add(self, table: str, rows: pa.Table) -> None: ...
 
 
 class ShardBuffer:
     """Collects rows of one table and writes a shard whenever it is full."""
 
-    def __init__(self, writer: SnapshotWriter, table: str, schema: pa.Schema) -> None:
+    def __init__(self, writer: Shards, table: str, schema: pa.Schema) -> None:
         self.writer = writer
         self.table = table
         self.schema = schema
@@ -53,7 +63,7 @@ def write_bronze(
     """Lands the source. `described` is the source's `describe()`; the manifest keeps it with the licences.
 
     Raises:
-        SourceError: the source cannot be read.
+        SourceError: the source cannot be read, or gave no row for longer than the contract's `timeouts.source_s`.
     """
     licences = [licence.model_dump() for licence in contract.licences]
     keys = {table: spec.key for table, spec in source.tables.items()}
@@ -64,7 +74,8 @@ def write_bronze(
             columns = source.landed(table)
             schema = pa.schema([(name, pa.binary() if binary else pa.string()) for name, binary in columns.items()])
             buffers[table] = ShardBuffer(writer, table, schema)
-        for table, row in source.land():
+        late = partial(_late, contract, keys)
+        for table, row in within_deadline(source.land(), contract.timeouts.source_s, late):
             buffers[table].append(_as_landed(row, buffers[table].schema))
         for buffer in buffers.values():
             buffer.flush()
@@ -81,3 +92,12 @@ def _text(value: Any, kind: pa.DataType) -> str | bytes | None:
     if isinstance(value, bytes):
         return value if pa.types.is_binary(kind) else value.decode(errors="replace")
     return json.dumps(value, ensure_ascii=False)
+
+
+def _late(contract: Contract, keys: Mapping[str, str], last: tuple[str, Row] | None, rows: int) -> SourceError:
+    after = "its first row" if last is None else f"the row after {last[0]}/{last[1].get(keys.get(last[0], ''))}"
+    return SourceError(
+        f"{contract.name}: its source (source: {contract.source}) did not give {after} within "
+        f"{contract.timeouts.source_s:g} s ({rows} rows had landed); mend the source, or raise timeouts.source_s in "
+        "the contract. Layers and copied chunks that stand are kept."
+    )

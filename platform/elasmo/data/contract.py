@@ -12,8 +12,10 @@ import yaml
 from pydantic import Field, ValidationError, model_validator
 
 from elasmo.config import LimitsConfig
+from elasmo.data.marks import marked
 from elasmo.data.origin import FilesOrigin, Origin, SampleSpec, SegmentSpec, SqlOrigin, TurnSpec
 from elasmo.data.part import Part
+from elasmo.data.silver_rules import LanguageRule, NearImages, NearRules, NearTexts, Timeouts
 
 CONTRACT_FILE = "contract.yaml"
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
@@ -76,11 +78,14 @@ class Column(Part):
     nullable: bool = False
     width: int | None = Field(None, description="exact width of an image in pixels")
     height: int | None = Field(None, description="exact height of an image in pixels")
+    text: bool = Field(False, description="a string of running text: tagged with its language, held against others")
 
     @model_validator(mode="after")
     def _complete(self) -> Column:
         if self.type == "category" and not self.categories:
             raise ValueError("a category needs `categories`, the list of its values")
+        if self.text and self.type != "string":
+            raise ValueError(f"`text` is for columns of type string, not {self.type}; leave it out")
         return self
 
 
@@ -168,6 +173,10 @@ class Gates(Part):
     alpha: float = Field(0.001, gt=0, lt=1, description="p-value from which a drift may be chance and passes")
     duplicates: Threshold = Field(Threshold(warn=0.05, block=0.5), description="share of media or messages seen before")
     leakage: Threshold = Field(Threshold(warn=0.0, block=0.1), description="share of media that are in both splits")
+    near: Threshold = Field(Threshold(warn=0.2, block=None), description="share of images or texts near another one")
+    near_leakage: Threshold = Field(
+        Threshold(warn=0.0, block=0.1), description="share of held-out images or texts that are near a training one"
+    )
     min_rows: int = Field(50, ge=0, description="fewer values than this, now or before, warn and do not block")
     ignore: tuple[str, ...] = Field((), description="`table.column`s that may drift, such as a running number")
 
@@ -202,6 +211,9 @@ class Contract(Part):
     )
     record: dict[str, RecordField] = Field({})
     media: Media = Media()
+    near: NearRules = NearRules()
+    languages: LanguageRule = LanguageRule()
+    timeouts: Timeouts = Timeouts()
     gates: Gates = Gates()
 
     @model_validator(mode="after")
@@ -222,6 +234,12 @@ class Contract(Part):
             for column in (rule.concept, rule.column, rule.follows):
                 if column is not None and column not in self.tables[table].columns:
                     raise ValueError(f"splits.{table} names column {column!r}, which tables.{table} does not declare")
+        for table, spec in self.tables.items():
+            clash = [name for name in marked(spec, self.near, self.languages) if name in spec.columns]
+            if clash:
+                raise ValueError(
+                    f"tables.{table} declares {clash[0]!r}, a name silver adds by itself; rename the column"
+                )
         uses_record = any(c.type == "record" for t in self.tables.values() for c in t.columns.values())
         if uses_record and not self.record:
             raise ValueError("a column of type record needs `record`, its fields")
@@ -281,5 +299,6 @@ def _sentence(path: Path, error: dict[str, Any]) -> str:
 
 def _all_keys() -> set[str]:
     parts = (Contract, TableSpec, Column, SplitRule, RecordField, Licence, Media, Gates, Threshold)
+    rules = (NearRules, NearImages, NearTexts, LanguageRule, Timeouts)
     origins = (FilesOrigin, SqlOrigin, SampleSpec, TurnSpec, SegmentSpec)
-    return {field.alias or name for part in (*parts, *origins) for name, field in part.model_fields.items()}
+    return {field.alias or name for part in (*parts, *rules, *origins) for name, field in part.model_fields.items()}

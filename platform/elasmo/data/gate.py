@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping
 from elasmo.data.contract import Column, Contract, Gates, RecordField, TableSpec, Threshold
 from elasmo.data.drift import chi2_of_mixes, ks_of_numbers, outside, psi_of_mixes, psi_of_numbers
 from elasmo.data.gate_report import SEVERITY, Check, GateReport, Verdict
+from elasmo.data.marks import is_near_mark
+from elasmo.data.near_rows import NearFound
 from elasmo.data.profile import ColumnProfile, Profile, TableProfile
 from elasmo.data.repeat import Repeats
 from elasmo.data.sketch import Numbers
@@ -33,15 +35,17 @@ def judge(
     repeats: Repeats,
     landed: int,
     refused: int,
+    near: Mapping[str, NearFound] | None = None,
 ) -> GateReport:
     """Holds a silver snapshot against the contract and, if there is one, the snapshot before it.
 
     Args:
         tables: the source's tables; the contract of a `files` source declares none.
         landed: rows of bronze, of which `refused` are in quarantine.
+        near: near duplicates of each kind.
     """
     gates = contract.gates
-    checks = list(_repeats(repeats, gates))
+    checks = [*_repeats(repeats, gates), *_near(near or {}, gates)]
     share = refused / max(1, landed)
     text = f"{refused} of {landed} landed rows ({units.percent(share)}) are in quarantine"
     checks.append(_measured("refused", contract.name, share, gates.refused, text, _may_block(gates, landed)))
@@ -113,7 +117,7 @@ def _table(name: str, before: TableProfile, after: TableProfile, spec: TableSpec
     names = {spec.key, "concept", *(c for c in spec.unique if spec.columns[c].type == "string")}
     for column, now in after.columns.items():
         subject, then = f"{name}.{column}", before.columns.get(column)
-        if then is None or then.type != now.type or subject in gates.ignore:
+        if then is None or then.type != now.type or subject in gates.ignore or is_near_mark(spec, column):
             continue
         grown = max(0.0, now.null_share - then.null_share)
         text = f"{subject} had {units.percent(then.null_share)} nulls and has {units.percent(now.null_share)}"
@@ -193,6 +197,18 @@ def _repeats(repeats: Repeats, gates: Gates) -> Iterator[Check]:
     first = ", the first {} and {}".format(*repeats.leaked[0]) if repeats.leaked else ""
     text = f"{len(repeats.leaked)} of {repeats.media} media ({units.percent(share)}) are in both splits{first}"
     yield _measured("leakage", "media", share, gates.leakage, text, _may_block(gates, repeats.media))
+
+
+def _near(near: Mapping[str, NearFound], gates: Gates) -> Iterator[Check]:
+    for kind, found in near.items():
+        share = found.near / max(1, found.compared)
+        text = f"{found.near} of {found.compared} {kind}s ({units.percent(share)}) are near another one"
+        text += f", {found.left_out} rows were left out for it" if found.left_out else ""
+        yield _measured("near duplicates", kind, share, gates.near, text, _may_block(gates, found.compared))
+        share = found.leaked / max(1, found.heldout)
+        text = f"{found.leaked} of {found.heldout} held-out {kind}s ({units.percent(share)}) are near a training one"
+        text += ", the first {1} and {0} (distance {2:g})".format(*found.leaks[0]) if found.leaks else ""
+        yield _measured("near leakage", kind, share, gates.near_leakage, text, _may_block(gates, found.heldout))
 
 
 def _measured(name: str, subject: str, share: float, threshold: Threshold, text: str, may_block: bool) -> Check:

@@ -18,6 +18,7 @@ from elasmo.data.contract import Contract, TableSpec
 from elasmo.data.gate import GateError, judge
 from elasmo.data.gate_report import Check, GateReport
 from elasmo.data.manifest import Snapshot, SnapshotError, latest, open_snapshot, replace_text
+from elasmo.data.near_rows import NearFound
 from elasmo.data.profile import Profile
 from elasmo.data.profiling import profile_snapshot
 from elasmo.data.repeat import find_repeats
@@ -75,7 +76,8 @@ def pass_gate(
     before, problem = _predecessor(lake, contract.name, None if earlier == silver.id else earlier)
     landed = sum(bronze.tables().values())
     repeats = find_repeats(silver, tables)
-    report = judge(profile, before, contract, tables, repeats, landed, int(silver.details["refused"]))
+    near = {kind: NearFound.from_json(found) for kind, found in silver.details.get("near", {}).items()}
+    report = judge(profile, before, contract, tables, repeats, landed, int(silver.details["refused"]), near)
     if problem is not None:
         report = replace(report, checks=(problem, *report.checks))
     if report.verdict == "block" and accept:

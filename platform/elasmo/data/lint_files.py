@@ -17,7 +17,7 @@ from elasmo.data.contract import CONTRACT_FILE, Contract
 from elasmo.data.files import KINDS, ROWS, FilesSource
 from elasmo.data.finding import Finding
 from elasmo.data.quarantine import RowError
-from elasmo.data.silver import heldout_by_hash
+from elasmo.data.silver_rows import heldout_by_hash
 from elasmo.model.media import FORMATS, MAX_CHANNELS
 
 UNNAMED_SHOWN = 20

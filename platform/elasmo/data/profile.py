@@ -6,6 +6,7 @@ patterns, within the errors that `sketch.py` states for quantiles and distinct c
 
 from __future__ import annotations
 
+import fnmatch
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -17,8 +18,10 @@ MIXES = {
     "split": ("split",),
     "modality": ("modality", "messages.modality"),
     "label": ("label", "answer", "messages.answer"),
+    "language": ("language", "*_language"),
 }
-"""Columns whose mix is that of splits, modalities and labels; any column may have a mix beside these."""
+"""Columns whose mix is that of splits, modalities, labels and languages (a star is any column that ends so); any column
+may have a mix beside these."""
 
 Value = TypeVar("Value")
 
@@ -105,12 +108,13 @@ class TableProfile:
         return TableProfile(self.rows + other.rows, self.schema or other.schema, columns)
 
     def mixes(self) -> dict[str, Mapping[str, int]]:
-        """Counts of splits, modalities and labels, where the table has a column of them with few values."""
+        """Counts of splits, modalities, labels and languages, where the table has a column of them with few values."""
         return {
             name: counts
-            for name, columns in MIXES.items()
-            for column in columns
-            if column in self.columns and (counts := self.columns[column].mix.counts)
+            for name, patterns in MIXES.items()
+            for pattern in patterns
+            for column in fnmatch.filter(self.columns, pattern)
+            if (counts := self.columns[column].mix.counts)
         }
 
     def to_json(self) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime
 import sys
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from elasmo.data import chunked_copy, source_row
 from elasmo.data.chunked_copy import ChunkedCopy, Landed, Progress
 from elasmo.data.database import database_url, reading
+from elasmo.data.deadline import within_deadline
 from elasmo.data.manifest import canonical_hash, code_hash
 from elasmo.data.origin import SqlOrigin
 from elasmo.data.source import SourceError
@@ -63,26 +64,42 @@ class SqlTable:
         """What is copied; URLs hold no password."""
         return f"{self.url.render_as_string()}#{self.origin.table or 'query'}"
 
-    def complete(self, land: Land) -> Progress:
-        """Copies what is not there yet.
+    def complete(self, land: Land, deadline_s: float | None = None) -> Progress:
+        """Copies what is not there yet; `deadline_s` is the longest that the database may take for a chunk.
 
         Raises:
-            SourceError: the database cannot be read, the key is not unique, or rows were lost on the way.
+            SourceError: the database cannot be read or gives nothing for too long, the key is not unique, or rows were
+                lost on the way.
         """
+        self.copy.hold()
+        for _ in within_deadline(self._steps(land), deadline_s, self._late):
+            pass
+        return self.copy.progress()
+
+    def _steps(self, land: Land) -> Iterator[None]:
+        """Copies chunk by chunk; stops between having a chunk and keeping it, where it may be left."""
         from sqlalchemy.exc import SQLAlchemyError
 
-        self.copy.hold()
         try:
             with reading(self.url, self.folder) as connection:
                 self._refuse_absent(connection)
-                progress = self._copy(connection, land)
-                self._verify(connection, progress)
+                for rows, last in self._chunks(connection, land):
+                    yield
+                    self.copy.keep(rows, last)
+                self._verify(connection, self.copy.progress())
         except (SQLAlchemyError, UnicodeDecodeError) as error:
             reason = str(getattr(error, "orig", None) or error).strip().splitlines()[0]
             raise SourceError(
                 f"{self.at}: {self.name} cannot be read ({reason}); mend the contract or the database."
             ) from error
-        return progress
+
+    def _late(self, _: None, chunks: int) -> SourceError:
+        progress = self.copy.progress()
+        after = "" if progress.last is None else f" after key {progress.last[1]!r}"
+        return SourceError(
+            f"{self.at}: {self.name} gave no rows{after} for longer than timeouts.source_s; the {progress.rows} rows "
+            "copied so far are kept, and ingesting again goes on behind them: mend the database, or raise the timeout."
+        )
 
     def peek(self, rows: int) -> list[Mapping[str, Any]]:
         """Some rows of the database with all its columns, in no order; nothing is copied."""
@@ -92,24 +109,24 @@ class SqlTable:
             found = connection.execute(select(text("*")).select_from(self._source()).limit(rows))
             return [dict(row) for row in found.mappings()]
 
-    def _copy(self, connection: Connection, land: Land) -> Progress:
+    def _chunks(self, connection: Connection, land: Land) -> Iterator[tuple[list[Landed], tuple[str, str]]]:
+        """Landed rows behind those that stand, with the last key of each chunk; what is given out must be kept."""
         from sqlalchemy import select
 
         source = self._source()
         column = source.c[self.origin.key]
-        progress = self.copy.progress()
         while True:
             query = select(source).order_by(column).limit(self.origin.chunk_rows)
-            if progress.last is not None:
-                kind, text = progress.last
+            last = self.copy.progress().last
+            if last is not None:
+                kind, text = last
                 query = query.where(column > KEY_TYPES[kind](text))
             found = [dict(row) for row in connection.execute(query).mappings()]
             if not found:
-                return progress
+                return
             keys = [row[self.origin.key] for row in found]
             self._refuse_keys(keys)
-            rows = [land(row, str(key)) for row, key in zip(found, keys, strict=True)]
-            progress = self.copy.keep(rows, _tagged(keys[-1]))
+            yield [land(row, str(key)) for row, key in zip(found, keys, strict=True)], _tagged(keys[-1])
 
     def _verify(self, connection: Connection, progress: Progress) -> None:
         from sqlalchemy import func, select

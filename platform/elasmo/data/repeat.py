@@ -60,7 +60,7 @@ def find_repeats(silver: Snapshot, tables: Mapping[str, TableSpec]) -> Repeats:
                     if split is not None:
                         places[digest].setdefault(split, name)
                 elif split is not None:
-                    referred += [(reference, split) for reference in _references(row[column])]
+                    referred += [(reference, split) for reference in references(row[column])]
         values |= {f"{table}.{column}": (count[column], count[column] - len(seen[column])) for column in content}
     for reference, split in referred:
         if reference in digests:
@@ -78,7 +78,8 @@ def _rows(silver: Snapshot, table: str, columns: list[str]) -> Iterator[dict[str
             yield from batch.to_pylist()
 
 
-def _references(messages: str) -> Iterator[str]:
+def references(messages: str) -> Iterator[str]:
+    """`table/key` of each medium that a conversation points at."""
     for message in json.loads(messages):
         for segment in message["segments"]:
             yield from (f"{TABLE_OF[kind]}/{key}" for kind, key in segment.items() if kind in TABLE_OF)

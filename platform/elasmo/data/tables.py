@@ -96,7 +96,7 @@ class TablesSource:
             if isinstance(origin, SqlOrigin):
                 database = self._databases[table]
                 with self._unlocking():
-                    done = database.complete(partial(self._from_database, table))
+                    done = database.complete(partial(self._from_database, table), self.contract.timeouts.source_s)
                 inputs[f"{database.name} ({done.rows} rows)"] = done.checksum
                 continue
             found = self._files(table, origin)
