@@ -21,6 +21,7 @@ VERBS = (
     "lint",
     "preview",
     "profile",
+    "forecast",
     "train",
     "publish",
     "serve",

@@ -24,6 +24,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from elasmo.data.stage_ledger import at_part
+
 Layer = Literal["bronze", "silver", "gold", "quarantine"]
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -78,7 +80,9 @@ class Snapshot:
     def read(self, table: str, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
         """The shards of a table, one at a time."""
         for shard in self.shards(table):
+            at_part(shard["file"], shard["rows"], shard["bytes"])
             yield self.read_shard(shard, columns)
+        at_part(None)
 
     def read_all(self, table: str, columns: Sequence[str] | None = None) -> pa.Table:
         return pa.concat_tables(self.read(table, columns))
