@@ -55,7 +55,8 @@ def test_json_holds_the_numbers(tmp_path: Path) -> None:
 
 def test_few_runs_are_unknown(tmp_path: Path) -> None:
     record(tmp_path, False, True)
-    assert "unknown: 2 past runs; 5 are needed" in run("pets", f"data.lake={tmp_path}")
+    told = run("pets", f"data.lake={tmp_path}")
+    assert "silver  2          unknown" in told and "unknown: 5 past runs are needed" in told
 
 
 def test_injected_faults_count_only_when_asked_for_and_are_labelled(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ def one(runs: list[StageRun], limits: Limits | None = None, scale: float = 1.0) 
 def test_below_the_stated_number_of_runs_it_is_unknown() -> None:
     runs = history(np.random.default_rng(0), MIN_RUNS)
     made = one(runs[:-1], Limits(60, GIB))
-    assert made.bad is None and made.unknown == "4 past runs; 5 are needed"
+    assert made.bad is None and made.unknown == "4 past runs, and 5 are needed"
     assert one(runs, Limits(60, GIB)).bad is not None
 
 

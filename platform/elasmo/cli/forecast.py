@@ -139,6 +139,7 @@ def _show(
     limits: Limits,
     machine: bool,
 ) -> None:
+    from elasmo.data.forecast import MIN_RUNS
     from elasmo.measure import units
 
     memory = units.UNKNOWN if limits.memory_bytes is None else units.byte_size(limits.memory_bytes)
@@ -146,6 +147,8 @@ def _show(
     whose = " of this machine" if machine else ""
     console.print(f"{name}: the next run, under {memory} of memory{whose} and {deadline}", highlight=False)
     console.print(_table(made), markup=False)
+    if any(stage.unknown for stage in made):
+        console.print(f"  unknown: {MIN_RUNS} past runs are needed", markup=False, highlight=False)
     for stage in made:
         if stage.bad is not None and stage.bad.value >= WARNS_AT:
             label = _label(stage)
@@ -166,13 +169,17 @@ def _table(made: list[StageForecast]) -> Table:
     table = Table(*heads, box=None, header_style="bold", pad_edge=False)
     for stage in made:
         if stage.unknown is not None:
-            table.add_row(stage.stage, f"{stage.runs}{_label(stage)}", f"{units.UNKNOWN}: {stage.unknown}")
+            table.add_row(stage.stage, f"{stage.runs}{_label(stage)}", units.UNKNOWN)
             continue
         ranges = [
             "" if found is None else f"{say(found.expected)} ({say(found.low)} to {say(found.high)})"
             for found, say in ((stage.seconds, units.seconds), (stage.memory_bytes, units.byte_size))
         ]
-        chances = [_chance(chance) for chance in (stage.bad, stage.fails, stage.overtime, stage.overmemory)]
+        parts = [
+            "" if chance is None else units.percent(chance.value)
+            for chance in (stage.fails, stage.overtime, stage.overmemory)
+        ]
+        chances = [_chance(stage.bad), *parts]
         table.add_row(stage.stage, f"{stage.runs}{_label(stage)}", *chances, *ranges)
     return table
 

@@ -111,7 +111,7 @@ def forecast_stage(
     """
     counts = len(past), sum(run.synthetic for run in past)
     if len(past) < MIN_RUNS:
-        why = f"{len(past)} past runs; {MIN_RUNS} are needed"
+        why = f"{len(past)} past runs, and {MIN_RUNS} are needed"
         return StageForecast(stage, *counts, unknown=why)
     fails = chance_of_failure(past_of(past, verdicts), next_run)
     time = _predicted(past, next_run, "seconds", TIME_SLOPE)
@@ -146,10 +146,9 @@ def _overrun(made: Prediction | None, limit: float | None, what: str, unit: obje
         return None
     said = unit if callable(unit) else str
     middle, low, high = (said(made.quantile(p)) for p in (0.5, 0.05, 0.95))
-    reasons = (
-        f"{middle} of {what} are likely (90 %: {low} to {high}), and the limit is {said(limit)}",
-        f"{what} grew as the input to the power of {made.slope:.2f}",
-    )
+    likely = f"{middle} of {what} are likely (90 %: {low} to {high}), and the limit is {said(limit)}"
+    grew = () if made.slope is None else (f"{what} grew as the input to the power of {made.slope:.2f}",)
+    reasons = (likely, *grew)
     return Chance(made.above(limit), *made.above_interval(limit), reasons)
 
 

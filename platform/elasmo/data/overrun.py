@@ -20,6 +20,8 @@ SLOPE_SD = 0.5
 """Of the prior of the slope."""
 NOISE, NOISE_RUNS = 0.1, 2.0
 """Prior guess of the noise (10 %) and the runs that it is worth."""
+SAME_SIZE = 0.1
+"""Sizes that differ by less, in their logarithms, say nothing of the slope."""
 DRAWS = 400
 """Of the posterior, for the interval of a chance; always the same ones."""
 
@@ -29,14 +31,14 @@ class Prediction:
     """The distribution of ln y of the next run: location + scale · t(freedom).
 
     Attributes:
-        slope: the exponent: 1 where y grows as the size does.
+        slope: the exponent: 1 where y grows as the size does; None where all sizes were about the same.
         draws: [draws, 2] location and noise under samples of the posterior.
     """
 
     location: float
     scale: float
     freedom: float
-    slope: float
+    slope: float | None
     draws: NDArray[np.float64]
 
     def quantile(self, p: float) -> float:
@@ -87,4 +89,6 @@ def predict(
     noise = np.sqrt(b / generator.gamma(a, size=DRAWS))
     location = float(row @ mean)
     lines = location + noise * math.sqrt(row @ covariance @ row) * generator.standard_normal(DRAWS)
-    return Prediction(location, math.sqrt(b / a * spread), 2 * a, float(mean[1]), np.column_stack([lines, noise]))
+    told = float(np.average((x - centre) ** 2, weights=w)) >= SAME_SIZE**2
+    draws = np.column_stack([lines, noise])
+    return Prediction(location, math.sqrt(b / a * spread), 2 * a, float(mean[1]) if told else None, draws)

@@ -64,6 +64,8 @@ class StageRecorder:
     @contextmanager
     def gating(self, silver: Snapshot) -> Iterator[None]:
         with self._stage("gate") as stage:
+            stored = report_of(silver)
+            stage.reused = stored is not None and stored.opens
             try:
                 yield
             finally:

@@ -103,5 +103,11 @@ def _time(past: Sequence[StageRun], made: StageForecast, limits: Limits) -> list
         workers = math.ceil(made.seconds.high / limits.seconds)
         return [("more workers", f"cut the dataset into {workers} that are ingested at once", evidence)]
     if share < IDLE:
-        return [("faster source", "it waits for its source or its disk; more workers would wait as well", evidence)]
+        return [
+            (
+                "faster source",
+                "it waits for its source, its disk or other processes; more workers would wait as well",
+                evidence,
+            )
+        ]
     return []
