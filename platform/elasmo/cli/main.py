@@ -22,6 +22,7 @@ VERBS = (
     "preview",
     "profile",
     "forecast",
+    "star",
     "train",
     "publish",
     "serve",
