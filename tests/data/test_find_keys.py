@@ -42,7 +42,7 @@ def test_one_repeated_value_or_null_in_many_rows_is_found() -> None:
 def test_values_whose_hashes_collide_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     made = facts("t", {"a": [f"v{n}" for n in range(300)]})
     whole = module.hashed
-    monkeypatch.setattr(module, "hashed", lambda *a: ((rows, h % np.uint64(299)) for rows, h in whole(*a)))
+    monkeypatch.setattr(module, "hashed", lambda *a: ((rows, h % np.uint64(2000)) for rows, h in whole(*a)))
     assert is_unique(made.relation, ["a"])
     assert not is_unique(facts("t", {"a": [f"v{n % 299}" for n in range(300)]}).relation, ["a"])
 

@@ -11,10 +11,11 @@ import pyarrow as pa
 import pytest
 
 from elasmo.config import Config
+from elasmo.data import relation
 from elasmo.data.column_facts import table_facts
 from elasmo.data.ingest import ingest
 from elasmo.data.manifest import open_snapshot
-from elasmo.data.relation import Relation, _array, database_relations, kind_of, snapshot_relations
+from elasmo.data.relation import Relation, _array, database_relations, kind_of, snapshot_relations, spooled
 from elasmo.data.source import SourceError
 
 
@@ -35,6 +36,8 @@ from elasmo.data.source import SourceError
         ([[Decimal("1.20")], [3]], "decimal"),
         ([[True, None]], "boolean"),
         ([[b"x"]], "bytes"),
+        ([["x"], [b"x", "y"]], "bytes"),
+        ([[b"x"], ["1"]], "bytes"),
         ([[None]], None),
         ([[1, "x"], [2]], "text"),
     ],
@@ -50,8 +53,8 @@ def test_a_column_of_mixed_types_is_read_as_text(tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / "a.db") as database:
         database.execute("CREATE TABLE t (a, b DECIMAL, c)")
         database.executemany("INSERT INTO t VALUES (?, ?, ?)", [(1, 2, "x"), ("two", 2.5, None), (None, 3, "y")])
-    (relation,) = database_relations(f"sqlite:///{tmp_path}/a.db", tmp_path)
-    facts = table_facts(relation)
+    (found,) = database_relations(f"sqlite:///{tmp_path}/a.db", tmp_path)
+    facts = table_facts(found)
     assert facts.relation.kinds == {"a": "text", "b": "number", "c": "text"}
     (batch,) = facts.relation.read(["b", "a"])
     assert batch.to_pydict() == {"b": [2.0, 2.5, 3.0], "a": ["1", "two", None]}
@@ -71,11 +74,29 @@ def test_what_a_database_declares_is_known(tmp_path: Path) -> None:
         database_relations(f"sqlite:///{tmp_path}/b.db", tmp_path)
 
 
+def test_a_spooled_table_holds_what_it_held_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relation, "BATCH_ROWS", 2)
+    with sqlite3.connect(tmp_path / "a.db") as database:
+        database.execute("CREATE TABLE t (a, b)")
+        database.executemany("INSERT INTO t VALUES (?, ?)", [(1, "x"), (2, None), ("three", b"z")])
+    (found,) = database_relations(f"sqlite:///{tmp_path}/a.db", tmp_path)
+    kept = spooled(found, tmp_path / "spool")
+    with sqlite3.connect(tmp_path / "a.db") as database:
+        database.execute("DELETE FROM t")
+    assert kept.rows == 3 and table_facts(kept).relation.kinds == {"a": "text", "b": "bytes"}
+    assert [v for batch in table_facts(kept).relation.read(["a"]) for v in batch["a"].to_pylist()] == [
+        "1",
+        "2",
+        "three",
+    ]
+    assert [v for batch in table_facts(kept).relation.read(["b"]) for v in batch["b"].to_pylist()] == [b"x", None, b"z"]
+
+
 def test_tables_of_a_snapshot_have_their_own_columns(pets: Path, config: Config) -> None:
     bronze, silver, _ = ingest(config, pets).layers
     for layer, snapshot in (("bronze", bronze), ("silver", silver)):
         opened = open_snapshot(Path(config.data.lake), "pets", layer, snapshot.snapshot)  # type: ignore[arg-type]
-        found = {relation.name: relation for relation in snapshot_relations(opened)}
+        found = {table.name: table for table in snapshot_relations(opened)}
         assert set(found) == {"images", "audio", "rows"} and found["rows"].rows == 24
         assert "concept" not in found["images"].columns and "landing fault" not in found["images"].columns
         assert sum(len(batch) for batch in table_facts(found["rows"]).relation.read([found["rows"].columns[0]])) == 24

@@ -46,10 +46,12 @@ def star(
     """Propose facts and dimensions for the tables of a dataset or database; only --accept builds them."""
     import json
     from dataclasses import asdict
+    from tempfile import TemporaryDirectory
 
     from rich.console import Console
 
     from elasmo.config import load
+    from elasmo.data.relation import spooled
     from elasmo.data.source import SourceError
     from elasmo.data.star import propose_star
     from elasmo.data.star_build import build
@@ -60,20 +62,23 @@ def star(
     unknown = sorted(set(without or ()) - known)
     if unknown:
         raise SourceError(f"--without {unknown[0]!r} is no TABLE.COLUMN of {source}.")
-    proposal, relations = propose_star(relations, set(without or ()))
-    console = Console(stderr=as_json)
-    if as_json:
-        print(json.dumps(asdict(proposal), indent=1))
-    else:
-        _show(console, proposal)
-    if ddl is not None:
-        ddl.parent.mkdir(parents=True, exist_ok=True)
-        ddl.write_text(as_sql(proposal))
-        console.print(f"wrote {ddl}", markup=False, highlight=False)
-    if accept is not None:
-        rows = build(proposal, relations, accept)
-        told = f"built {accept}: {len(rows)} tables, {sum(rows.values()):,} rows; counts and sums equal the source"
-        console.print(told, markup=False, highlight=False)
+    with TemporaryDirectory(prefix="elasmo-star-") as scratch:
+        if "://" in source:
+            relations = [spooled(relation, Path(scratch) / str(n)) for n, relation in enumerate(relations)]
+        proposal, relations = propose_star(relations, set(without or ()))
+        console = Console(stderr=as_json)
+        if as_json:
+            print(json.dumps(asdict(proposal), indent=1))
+        else:
+            _show(console, proposal)
+        if ddl is not None:
+            ddl.parent.mkdir(parents=True, exist_ok=True)
+            ddl.write_text(as_sql(proposal))
+            console.print(f"wrote {ddl}", markup=False, highlight=False)
+        if accept is not None:
+            rows = build(proposal, relations, accept)
+            told = f"built {accept}: {len(rows)} tables, {sum(rows.values()):,} rows; counts and sums equal the source"
+            console.print(told, markup=False, highlight=False, soft_wrap=True)
 
 
 def _relations(source: str, config: Config, layer: Literal["bronze", "silver"], tables: list[str]) -> list[Relation]:

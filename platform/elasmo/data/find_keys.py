@@ -18,6 +18,8 @@ SLACK = 0.95
 PAIRED_COLUMNS, PAIRS = 48, 24
 """Columns that pairs are made of, and pairs that are verified, at most."""
 KEPT = 4
+COLLISIONS = 100
+"""Hashes of 64 bits do not collide so often: among a billion rows about 0.03 pairs do."""
 
 
 @dataclass(frozen=True)
@@ -49,13 +51,15 @@ def is_unique(relation: Relation, columns: Sequence[str]) -> bool:
     """Whether no row has a null in the columns and no two agree: by hash, and where hashes agree by value."""
     seen, count = [], 0
     for _, hashes in hashed(relation, columns):
+        if len(hashes) - len(np.unique(hashes)) > COLLISIONS:
+            return False
         seen.append(hashes)
         count += len(hashes)
     if count < relation.rows:
         return False
     ordered = np.sort(np.concatenate(seen)) if seen else np.zeros(0, np.uint64)
     repeated = np.unique(ordered[1:][ordered[1:] == ordered[:-1]])
-    if len(repeated) > max(100, count // 1000):  # hashes of 64 bits do not collide so often
+    if len(repeated) > COLLISIONS:
         return False
     alike: list[tuple[object, ...]] = []
     for batch, hashes in hashed(relation, columns) if len(repeated) else ():

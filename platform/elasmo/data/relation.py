@@ -7,14 +7,15 @@ is that of all of its values: texts that are all whole numbers, numbers, dates o
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from elasmo.data.database import database_url, reading
 from elasmo.data.manifest import Snapshot
@@ -83,6 +84,8 @@ def kind_of(values: pa.ChunkedArray, so_far: Kind | None) -> Kind | None:
     given = values.drop_null()
     if not len(given):
         return so_far
+    if so_far == "bytes" or pa.types.is_binary(given.type) or pa.types.is_large_binary(given.type):
+        return "bytes"
     if so_far == "text":
         return "text"
     found = _kind(given)
@@ -92,13 +95,15 @@ def kind_of(values: pa.ChunkedArray, so_far: Kind | None) -> Kind | None:
         return "number"
     if {so_far, found} <= {"integer", "decimal"}:
         return "decimal"
-    return "bytes" if "bytes" in (so_far, found) else "text"
+    return "text"
 
 
 def as_kind(values: pa.ChunkedArray, carried: pa.DataType) -> pa.ChunkedArray:
     """Values in the type that carries their kind."""
     if values.type == carried:
         return values
+    if pa.types.is_binary(carried) and not pa.types.is_large_binary(values.type):
+        return as_kind(values, pa.string()).cast(carried)
     if pa.types.is_string(carried) and not pa.types.is_decimal(values.type):
         texts = [value if isinstance(value, str) else str(value) for value in values.drop_null().to_pylist()]
         given = iter(texts)
@@ -113,13 +118,14 @@ def snapshot_relations(snapshot: Snapshot) -> list[Relation]:
     found = []
     declared: Mapping[str, str] = snapshot.details.get("keys", {})
     for name, rows in snapshot.tables().items():
+        types = [(c["name"], c["type"]) for c in snapshot.manifest["tables"][name]["schema"]]
+        own = {column for column, _ in types}
 
-        def raw(columns: Sequence[str], name: str = name) -> Iterator[pa.Table]:
-            tops = list(dict.fromkeys(column.split(".")[0] for column in columns))
+        def raw(columns: Sequence[str], name: str = name, own: Collection[str] = own) -> Iterator[pa.Table]:
+            tops = list(dict.fromkeys(c if c in own else c.rpartition(".")[0] for c in columns))
             for shard in snapshot.read(name, tops):
                 yield pa.table(dict(unfold(shard))).select(list(columns))
 
-        types = [(c["name"], c["type"]) for c in snapshot.manifest["tables"][name]["schema"]]
         added = {FAULT, *(("split", "concept") if snapshot.manifest["layer"] == "silver" else ())}
         names = [column for column, kind in types if column not in added and not kind.startswith("list")]
         shards = snapshot.shards(name)
@@ -161,6 +167,26 @@ def database_relations(text: str, folder: Path, tables: Sequence[str] = ()) -> l
         raise _unreadable(text, error) from error
 
 
+def spooled(relation: Relation, folder: Path) -> Relation:
+    """The table copied into a folder, a Parquet file a batch: it is read several times, and a database is slow at that.
+
+    What is found then holds of one state of the table, whatever is written to it meanwhile.
+    """
+    folder.mkdir(parents=True)
+    files = []
+    rows = 0
+    for number, batch in enumerate(relation.raw(relation.columns)):
+        files.append(folder / f"{number:06d}.parquet")
+        pq.write_table(batch, files[-1], compression="zstd", compression_level=1)
+        rows += batch.num_rows
+
+    def raw(columns: Sequence[str]) -> Iterator[pa.Table]:
+        for file in files:
+            yield pq.ParquetFile(file).read(columns=list(columns), use_threads=False)
+
+    return replace(relation, rows=rows, raw=raw)
+
+
 def _unreadable(name: str, error: Exception) -> SourceError:
     reason = str(getattr(error, "orig", None) or error).strip().splitlines()[0]
     return SourceError(f"{name} cannot be read ({reason}); mend the URL or the database.")
@@ -194,8 +220,8 @@ def _array(values: Sequence[Any]) -> pa.Array:
         return pa.array(values, pa.bool_())
     if types <= {Decimal, int} and types:
         return pa.array([None if v is None else Decimal(v) for v in values])
-    if types <= {bytes, memoryview} and types:
-        return pa.array([None if v is None else bytes(v) for v in values], pa.binary())
+    if types & {bytes, memoryview}:  # texts among bytes become bytes: the other way could lose some
+        return pa.array([v if v is None or isinstance(v, bytes) else _bytes(v) for v in values], pa.binary())
     return pa.array([None if v is None else _text(v) for v in values], pa.string())
 
 
@@ -204,7 +230,11 @@ def _text(value: Any) -> str:
         return value.isoformat(" ")
     if isinstance(value, datetime.date):
         return value.isoformat()
-    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+    return str(value)
+
+
+def _bytes(value: Any) -> bytes:
+    return bytes(value) if isinstance(value, memoryview) else _text(value).encode()
 
 
 def _kind(given: pa.ChunkedArray) -> Kind:
@@ -217,8 +247,6 @@ def _kind(given: pa.ChunkedArray) -> Kind:
         return "decimal"
     if pa.types.is_boolean(kind):
         return "boolean"
-    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
-        return "bytes"
     if not pa.types.is_string(kind):
         return "text"
     for name, pattern in PATTERNS.items():
