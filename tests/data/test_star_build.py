@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sqlite3
 from collections.abc import Iterator
 from dataclasses import replace
@@ -140,6 +142,24 @@ def test_a_sum_that_differs_is_refused(made: Made, tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(star_build, "rows_of", doubling)
     with pytest.raises(StarError, match=r"order_lines\.quantity sums to \d+"):
         build(*made, tmp_path / "star.db")
+
+
+@pytest.mark.parametrize("place", ["star.db", "star"])
+def test_what_a_killed_build_left_is_swept_by_the_next(made: Made, tmp_path: Path, place: str) -> None:
+    def deadly(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    child = os.fork()
+    if child == 0:
+        try:
+            star_build._refuse_differences = deadly  # type: ignore[assignment]
+            build(*made, tmp_path / place)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    assert [path.name for path in tmp_path.iterdir()] == [f".{place}-{child}"]
+    build(*made, tmp_path / place)
+    assert [path.name for path in tmp_path.iterdir()] == [place]
 
 
 def test_a_place_that_is_taken_is_left_alone(made: Made, tmp_path: Path) -> None:

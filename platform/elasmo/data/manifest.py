@@ -158,7 +158,7 @@ class SnapshotWriter:
 
     def __enter__(self) -> SnapshotWriter:
         for left in self.folder.parent.glob(f"{_WRITING}*"):
-            if left == self.folder or not _alive(int(left.name.rsplit("-", 1)[1])):
+            if left == self.folder or not alive(int(left.name.rsplit("-", 1)[1])):
                 shutil.rmtree(left, ignore_errors=True)
         self.folder.mkdir(parents=True)
         return self
@@ -301,7 +301,8 @@ def recall(lake: Path, dataset: str, layer: Layer, fingerprint: str) -> Snapshot
     return snapshot
 
 
-def _alive(process: int) -> bool:
+def alive(process: int) -> bool:
+    """Whether a process of this host lives."""
     try:
         os.kill(process, 0)
     except ProcessLookupError:

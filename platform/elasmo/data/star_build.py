@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from elasmo.data.manifest import alive
 from elasmo.data.relation import Relation
 from elasmo.data.star import NUMBERS, Star, StarTable, identifier
 from elasmo.data.star_sql import ddl, quoted
@@ -44,15 +45,14 @@ def build(star: Star, relations: Sequence[Relation], place: Path) -> dict[str, i
     if place.exists():
         raise StarError(f"{place} is there already; name another place, or remove it.")
     place.parent.mkdir(parents=True, exist_ok=True)
+    _sweep(place)
     draft = place.with_name(f".{place.name}-{os.getpid()}")
     known = {relation.name: relation for relation in relations}
     try:
         made = (_database if place.suffix in DATABASES else _folder)(star, known, draft)
         os.replace(draft, place)
     finally:
-        if draft.is_dir():
-            shutil.rmtree(draft, ignore_errors=True)
-        draft.unlink(missing_ok=True)
+        _remove(draft)
     return made
 
 
@@ -70,6 +70,20 @@ def rows_of(table: StarTable, relation: Relation) -> Iterator[pa.Table]:
         held = both.group_by(list(names), use_threads=False).aggregate([]).select(list(names))
     if held is not None:
         yield held.sort_by(table.split).rename_columns(list(names.values()))
+
+
+def _sweep(place: Path) -> None:
+    """Removes what builds that were killed left behind."""
+    for left in place.parent.glob(f".{place.name}-*"):
+        process = left.name.removeprefix(f".{place.name}-").split("-")[0]
+        if process.isdigit() and not alive(int(process)):
+            _remove(left)
+
+
+def _remove(draft: Path) -> None:
+    if draft.is_dir():
+        shutil.rmtree(draft, ignore_errors=True)
+    draft.unlink(missing_ok=True)
 
 
 def _database(star: Star, relations: Mapping[str, Relation], draft: Path) -> dict[str, int]:
