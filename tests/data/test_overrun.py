@@ -38,9 +38,9 @@ def test_it_is_the_posterior_that_sampling_finds() -> None:
     y = 0.3 + 0.7 * x + generator.normal(0, 0.2, 6)
     made = predict(np.exp(x).tolist(), np.exp(y).tolist(), [1.0] * 6, math.exp(1.5), 1.0)
     centre = x.mean()
-    noise = np.exp(np.linspace(math.log(0.03), math.log(1.5), 70))[:, None, None]
-    level = np.linspace(y.mean() - 1.5, y.mean() + 1.5, 181)[None, :, None]
-    slope = np.linspace(-2.0, 3.5, 181)[None, None, :]
+    noise = np.exp(np.linspace(math.log(0.03), math.log(1.5), 40))[:, None, None]
+    level = np.linspace(y.mean() - 1.5, y.mean() + 1.5, 91)[None, :, None]
+    slope = np.linspace(-2.0, 3.5, 91)[None, None, :]
     # inverse gamma of the variance with 2 · 0.1² / 2, in ln noise; the slope's prior scales with the noise
     log = -2 * np.log(noise) - 2 * 0.1**2 / (2 * noise**2) - np.log(noise) - (slope - 1) ** 2 * 0.2**2 / (2 * noise**2)
     for xi, yi in zip(x, y, strict=True):
@@ -56,7 +56,7 @@ def test_it_is_the_posterior_that_sampling_finds() -> None:
 def test_synthetic_histories_are_calibrated_at_every_number_of_runs() -> None:
     generator = np.random.default_rng(7)
     said, came, covered = list[float](), list[bool](), list[bool]()
-    for _ in range(1500):
+    for _ in range(800):
         count = int(generator.integers(5, 30))
         slope, noise = float(generator.normal(1.0, 0.2)), float(np.exp(generator.normal(math.log(0.12), 0.5)))
         x = generator.normal(0, 0.7, count + 1)
