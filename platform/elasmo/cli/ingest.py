@@ -31,6 +31,7 @@ def ingest(
     """Check, split and tokenise a dataset folder into the lake; what has not changed is not redone."""
     from rich.console import Console
 
+    from elasmo.cli.forecast import warning
     from elasmo.config import load
     from elasmo.data.ingest import LayerResult
     from elasmo.data.ingest import ingest as ingest_folder
@@ -43,6 +44,9 @@ def ingest(
     config = load(config_file, changes)
     folder = dataset if dataset is not None else Path(config.data.dataset)
     console = Console()
+    hint = warning(Path(config.data.lake), folder.resolve().name)
+    if hint is not None:
+        console.print(f"forecast  {hint}", style="yellow", markup=False, highlight=False, soft_wrap=True)
     with console.status(f"reading {folder}") as status:
 
         def progress(layer: Layer, done: LayerResult | None) -> None:

@@ -21,6 +21,8 @@ VERBS = (
     "lint",
     "preview",
     "profile",
+    "forecast",
+    "star",
     "train",
     "publish",
     "serve",

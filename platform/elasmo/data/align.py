@@ -113,8 +113,8 @@ def accept(folder: Path, table: str, matches: Sequence[Match]) -> int:
 def _score(
     name: str, column: Column, other: str, values: Sequence[Any], rows: int, checks: Checks, unique: bool
 ) -> Match:
-    alike = fuzz.token_sort_ratio(_words(name), _words(other)) / 100
-    if unique and KEY_WORDS & set(_words(other).split()):
+    alike = fuzz.token_sort_ratio(words(name), words(other)) / 100
+    if unique and KEY_WORDS & set(words(other).split()):
         alike = max(alike, KEY_ALIKE)
     fit, clause = _fit(name, column, values, checks)
     evidence = [f"names {alike:.0%} alike", clause]
@@ -154,6 +154,6 @@ def _passes(name: str, column: Column, value: Any, checks: Checks) -> bool:
     return True
 
 
-def _words(name: str) -> str:
+def words(name: str) -> str:
     """A column's name as words: `petName`, `pet_name` and `PET-NAME` alike."""
     return re.sub(r"[\W_]+", " ", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", name)).lower().strip()

@@ -7,6 +7,7 @@ the end of the process. Code that keeps Python's lock while it blocks stops the 
 
 from __future__ import annotations
 
+import contextvars
 import threading
 import time
 from collections import deque
@@ -47,7 +48,9 @@ class _Reader(Generic[Item]):
         self._since = time.monotonic()
 
     def read(self) -> Iterator[Item]:
-        thread, late = threading.Thread(target=self._run, name="elasmo source", daemon=True), False
+        context = contextvars.copy_context()  # the stage at work, which its ledger is told of
+        thread = threading.Thread(target=context.run, args=(self._run,), name="elasmo source", daemon=True)
+        late = False
         thread.start()
         last: Item | None = None
         count = 0

@@ -21,6 +21,7 @@ from elasmo.data.quarantine import Refusal, read_quarantine
 from elasmo.data.recipe import RecipeSource
 from elasmo.data.silver import Silver, silver_fingerprint, write_silver
 from elasmo.data.source import Source
+from elasmo.data.stage_recorder import StageRecorder
 from elasmo.data.tables import TablesSource
 
 
@@ -88,12 +89,17 @@ Progress = Callable[[Layer, LayerResult | None], None]
 
 
 def ingest(
-    config: Config, dataset_dir: str | Path | None = None, progress: Progress | None = None, accept: bool = False
+    config: Config,
+    dataset_dir: str | Path | None = None,
+    progress: Progress | None = None,
+    accept: bool = False,
+    synthetic: bool = False,
 ) -> IngestResult:
     """Ingests a dataset folder (`data.dataset` when None) into `data.lake`.
 
     Bad rows go to the quarantine. Layers whose input has not changed are verified by hash and kept. `accept` makes gold
-    of a silver snapshot that the gate blocks.
+    of a silver snapshot that the gate blocks. Every stage is recorded in the dataset's ledger; `synthetic` marks those
+    records as evidence of faults that were injected.
 
     Raises:
         ContractError: no folder, no contract, or a contract that cannot be used.
@@ -111,6 +117,7 @@ def ingest(
     reports: list[GateReport] = []
 
     events = LineageEvents(config.data.openlineage)
+    stages = StageRecorder(lake, contract.name, folder, synthetic)
 
     def layer(name: Layer, fingerprint: str, write: Callable[[], Snapshot], above: Artifact) -> Snapshot:
         with events.job(f"ingest.{contract.name}.{name}", [above]) as made:
@@ -122,13 +129,17 @@ def ingest(
         if progress is not None:
             progress(name, None)
         began = time.perf_counter()
-        standing = recall(lake, contract.name, name, fingerprint)
-        snapshot = standing or write()
-        if standing is None:
-            remember(snapshot, fingerprint)
-        profile_of(snapshot)
+        with stages.making(name) as stage:
+            standing = recall(lake, contract.name, name, fingerprint)
+            snapshot = standing or write()
+            if standing is None:
+                remember(snapshot, fingerprint)
+            stages.made(stage, snapshot, standing is not None)
+        with stages.profiling(snapshot):
+            profile_of(snapshot)
         if name == "silver":  # before it becomes the latest, which is what the next snapshot is held against
-            reports.append(pass_gate(snapshot, bronze, contract, source.tables, accept))
+            with stages.gating(snapshot):
+                reports.append(pass_gate(snapshot, bronze, contract, source.tables, accept))
         mark_latest(snapshot)
         seconds = time.perf_counter() - began
         result = LayerResult(name, snapshot.id, snapshot.tables(), snapshot.size_bytes(), seconds, standing is not None)
@@ -137,7 +148,8 @@ def ingest(
             progress(name, result)
         return snapshot
 
-    described = source.describe()
+    with stages.copying():
+        described = source.describe()
     bronze = layer(
         "bronze",
         bronze_fingerprint(contract, source, described),

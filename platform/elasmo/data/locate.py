@@ -24,6 +24,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from elasmo.data.files import inside
 from elasmo.data.source import SourceError
+from elasmo.data.stage_ledger import at_part
 
 BLOCK_BYTES = 1 << 20
 DAMAGE = (OSError, EOFError, zlib.error, lzma.LZMAError, zipfile.BadZipFile)
@@ -45,23 +46,30 @@ class SourceFile:
         Raises:
             SourceError: the file cannot be opened or read.
         """
-        try:
-            with self.fs.open(self.path, "rb", compression=compression) as file:
-                yield file
-        except DAMAGE as error:
-            raise self.broken(error) from error
+        at_part(self.name)
+        with self._opened(compression) as file:
+            yield file
+        at_part(None)
 
     def read(self) -> bytes:
-        with self.open() as file:
+        with self._opened() as file:
             return bytes(file.read())
 
     def sha256(self) -> str:
         """Hash of the file's bytes."""
         digest = hashlib.sha256()
-        with self.open() as file:
+        with self._opened() as file:
             while block := file.read(BLOCK_BYTES):
                 digest.update(block)
         return digest.hexdigest()
+
+    @contextmanager
+    def _opened(self, compression: str | None = None) -> Iterator[IO[bytes]]:
+        try:
+            with self.fs.open(self.path, "rb", compression=compression) as file:
+                yield file
+        except DAMAGE as error:
+            raise self.broken(error) from error
 
     def exists(self) -> bool:
         return bool(self.fs.isfile(self.path))

@@ -24,6 +24,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from elasmo.data.stage_ledger import at_part
+
 Layer = Literal["bronze", "silver", "gold", "quarantine"]
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -78,7 +80,9 @@ class Snapshot:
     def read(self, table: str, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
         """The shards of a table, one at a time."""
         for shard in self.shards(table):
+            at_part(shard["file"], shard["rows"], shard["bytes"])
             yield self.read_shard(shard, columns)
+        at_part(None)
 
     def read_all(self, table: str, columns: Sequence[str] | None = None) -> pa.Table:
         return pa.concat_tables(self.read(table, columns))
@@ -154,7 +158,7 @@ class SnapshotWriter:
 
     def __enter__(self) -> SnapshotWriter:
         for left in self.folder.parent.glob(f"{_WRITING}*"):
-            if left == self.folder or not _alive(int(left.name.rsplit("-", 1)[1])):
+            if left == self.folder or not alive(int(left.name.rsplit("-", 1)[1])):
                 shutil.rmtree(left, ignore_errors=True)
         self.folder.mkdir(parents=True)
         return self
@@ -297,7 +301,8 @@ def recall(lake: Path, dataset: str, layer: Layer, fingerprint: str) -> Snapshot
     return snapshot
 
 
-def _alive(process: int) -> bool:
+def alive(process: int) -> bool:
+    """Whether a process of this host lives."""
     try:
         os.kill(process, 0)
     except ProcessLookupError:

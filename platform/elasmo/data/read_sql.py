@@ -21,6 +21,7 @@ from elasmo.data.deadline import within_deadline
 from elasmo.data.manifest import canonical_hash, code_hash
 from elasmo.data.origin import SqlOrigin
 from elasmo.data.source import SourceError
+from elasmo.data.stage_ledger import at_part
 
 if TYPE_CHECKING:
     from sqlalchemy import ColumnClause, Connection, FromClause
@@ -116,13 +117,15 @@ class SqlTable:
         source = self._source()
         column = source.c[self.origin.key]
         while True:
+            progress = self.copy.progress()
+            at_part(f"{self.origin.table or 'query'}, chunk {progress.chunks}", self.origin.chunk_rows)
             query = select(source).order_by(column).limit(self.origin.chunk_rows)
-            last = self.copy.progress().last
-            if last is not None:
-                kind, text = last
+            if progress.last is not None:
+                kind, text = progress.last
                 query = query.where(column > KEY_TYPES[kind](text))
             found = [dict(row) for row in connection.execute(query).mappings()]
             if not found:
+                at_part(None)
                 return
             keys = [row[self.origin.key] for row in found]
             self._refuse_keys(keys)

@@ -24,6 +24,7 @@ from elasmo.data.quarantine import Refusal, RowError
 from elasmo.data.repeat import references
 from elasmo.data.row_text import modality_of, text_of
 from elasmo.data.source import Row, Source
+from elasmo.data.stage_ledger import at_part
 from elasmo.data.text_hash import text_hash
 
 
@@ -39,6 +40,7 @@ class _Parsed:
 
     table: str
     key: str
+    shard: int
     row: Row
     fault: str | None = None
 
@@ -98,7 +100,12 @@ class RowBuilder:
         spec, rule = self.source.tables[table], self.source.splits.get(table)
         seen: dict[str, dict[str, str]] = defaultdict(dict)
         heldout = self._heldout_concepts(table, rule)
+        at = -1
         for parsed, checked in self._checked(table):
+            if parsed.shard != at:
+                at = parsed.shard
+                shard = self.bronze.shards(table)[at]
+                at_part(shard["file"], shard["rows"], shard["bytes"])
             try:
                 row = self._typed(spec, parsed, checked)
                 _refuse_duplicate(spec, row, seen)
@@ -111,6 +118,7 @@ class RowBuilder:
                 seen[column][digest_of(row[column])] = row[spec.key]
             self._mark(table, spec, row, checked)
             yield row
+        at_part(None)
 
     def nearby(self, table: str) -> Nearby:
         """What of the table is near what, once all of it was accepted; the contract's action is taken."""
@@ -148,7 +156,7 @@ class RowBuilder:
     def _checked(self, table: str) -> Iterator[tuple[_Parsed, _Checked]]:
         """Parsed rows with what the checks say, media decoded in a process of their own."""
         spec, seconds = self.source.tables[table], self.contract.timeouts.row_s
-        rows = (self._parsed(table, spec, landed) for landed in self._landed(table))
+        rows = (self._parsed(table, spec, *landed) for landed in self._landed(table))
         if seconds is None or not any(column.type in ("image", "audio") for column in spec.columns.values()):
             yield from ((row, self._check(row)) for row in rows)
             return
@@ -158,12 +166,12 @@ class RowBuilder:
                     result = _Checked(refused=f"decoding it {result.reason}")
                 yield row, result
 
-    def _parsed(self, table: str, spec: TableSpec, landed: Row) -> _Parsed:
+    def _parsed(self, table: str, spec: TableSpec, shard: int, landed: Row) -> _Parsed:
         key = landed.get(spec.key) or ""
         try:
-            return _Parsed(table, key, self.source.parse(table, landed))
+            return _Parsed(table, key, shard, self.source.parse(table, landed))
         except RowError as error:
-            return _Parsed(table, key, {}, str(error))
+            return _Parsed(table, key, shard, {}, str(error))
 
     def _check(self, parsed: _Parsed) -> _Checked:
         """Checks every value of a row."""
@@ -211,9 +219,11 @@ class RowBuilder:
                     for reference in references(row[name]):
                         self._pointed[reference].add(row["split"])
 
-    def _landed(self, table: str) -> Iterator[Row]:
-        for shard in self.bronze.read(table):
-            yield from shard.to_pylist()
+    def _landed(self, table: str) -> Iterator[tuple[int, Row]]:
+        """(number of its shard, row); rows are read ahead of those at work, so the ledger is told of a shard later."""
+        for number, shard in enumerate(self.bronze.shards(table)):
+            for row in self.bronze.read_shard(shard).to_pylist():
+                yield number, row
 
     def _typed(self, spec: TableSpec, parsed: _Parsed, checked: _Checked) -> dict[str, Any]:
         if checked.refused is not None:
@@ -225,7 +235,7 @@ class RowBuilder:
         if rule is None or rule.column is None or rule.concept is None:
             return frozenset()
         found = set()
-        for landed in self._landed(table):
+        for _, landed in self._landed(table):
             try:
                 row = self.source.parse(table, landed)
             except RowError:

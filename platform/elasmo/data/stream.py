@@ -43,8 +43,8 @@ GROUP = pa.list_(pa.struct([("step", pa.int64()), ("slot", pa.int32()), ("row_id
 BLOCKS = 8
 """Blocks that the look-ahead has room for."""
 HELD = 4
-"""Blocks that Ray Data does not count: the one that the rank is reading, the next, one on its way, and one that was read
-and that the store is yet to free."""
+"""Blocks that Ray Data does not count: the one that the rank is reading, the next, one on its way, and one that was
+read but is not freed yet."""
 
 Window = tuple[int, int]
 """(attempt, first step): where the current worker group starts to read."""
