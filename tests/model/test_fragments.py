@@ -12,15 +12,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elasmo.model.fragments import (
-    CheckpointError,
-    FragmentReader,
-    Manifest,
-    commit,
-    read_manifest,
-    split_evenly,
-    write_file,
-)
+from elasmo.model.fragment_writer import commit, write_file
+from elasmo.model.fragments import CheckpointError, FragmentReader, Manifest, read_manifest, split_evenly
 
 SHAPES = {"a.weight": (5, 3), "a.bias": (7,), "b": (1,)}
 

@@ -15,7 +15,7 @@ from elasmo.model.fragments import FragmentReader
 from elasmo.parallel.layout import Layout
 from elasmo.parallel.mesh import make_mesh
 from elasmo.parallel.shards import whole
-from elasmo.train import checkpoint, deepspeed_adapter
+from elasmo.train import checkpoint, deepspeed_adapter, retention
 from tests.gloo import run_ranks
 
 SLOTS = 4
@@ -91,19 +91,19 @@ def start(stage: int, world: int, dtype: str) -> tuple[Any, Any]:
 def train_and_save(rank: int, world: int, stage: int, root: str, dtype: str = "float32") -> None:
     engine, parallel = start(stage, world, dtype)
     steps(engine, rank, world, 0, STEPS)
-    checkpoint.save(engine, Path(root), STEPS, {"optimizer_step": STEPS}, rank, 1, gather, parallel)
+    checkpoint.save(engine, Path(root), STEPS, {"optimizer_step": STEPS}, rank, gather, parallel)
 
 
 def resume_and_save(rank: int, world: int, stage: int, root: str, dtype: str = "float32") -> None:
     engine, parallel = start(stage, world, dtype)
     shapes = {name: tuple(parameter.shape) for name, parameter in Net().named_parameters()}
-    checkpoint.load(engine, Path(root) / checkpoint.folder_name(STEPS), parallel[1], shapes)
+    checkpoint.load(engine, Path(root) / retention.folder_name(STEPS), parallel[1], shapes)
     steps(engine, rank, world, STEPS, 2 * STEPS)
-    checkpoint.save(engine, Path(root), 2 * STEPS, {"optimizer_step": 2 * STEPS}, rank, 2, gather, parallel)
+    checkpoint.save(engine, Path(root), 2 * STEPS, {"optimizer_step": 2 * STEPS}, rank, gather, parallel)
 
 
 def weights(root: Path, step: int) -> dict[str, Tensor]:
-    reader = FragmentReader(root / checkpoint.folder_name(step))
+    reader = FragmentReader(root / retention.folder_name(step))
     return {name: reader.tensor(name) for name in reader.manifest.shapes}
 
 
@@ -118,7 +118,7 @@ def assert_equal_to_dense(root: Path, step: int, tolerance: float = 2e-6) -> Non
 def train_on_and_save(rank: int, world: int, stage: int, root: str, dtype: str) -> None:
     engine, parallel = start(stage, world, dtype)
     steps(engine, rank, world, 0, 2 * STEPS)
-    checkpoint.save(engine, Path(root), 2 * STEPS, {"optimizer_step": 2 * STEPS}, rank, 1, gather, parallel)
+    checkpoint.save(engine, Path(root), 2 * STEPS, {"optimizer_step": 2 * STEPS}, rank, gather, parallel)
 
 
 @pytest.mark.parametrize("stage", [1, 3])

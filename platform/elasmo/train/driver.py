@@ -128,7 +128,11 @@ def pinned(config: Config, gold: GoldMixture) -> Config:
     data = gold.pinned(config.data).model_copy(update={"lake": str(Path(config.data.lake).resolve())})
     starts = tuple(str(Path(source).resolve()) for source in config.train.init_from)
     storage = str(Path(config.train.storage).resolve())
-    train = config.train.model_copy(update={"storage": storage, "init_from": starts})
+    checkpoints = config.train.checkpoint_storage
+    if checkpoints is not None and "://" not in checkpoints:
+        checkpoints = str(Path(checkpoints).resolve())
+    changes = {"storage": storage, "init_from": starts, "checkpoint_storage": checkpoints}
+    train = config.train.model_copy(update=changes)
     return config.model_copy(update={"data": data, "train": train})
 
 

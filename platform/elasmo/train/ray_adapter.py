@@ -49,6 +49,7 @@ FATAL_ERRORS = (
     "NotEnoughWorkers",
     "NumericalError",
     "PublishedError",
+    "StoreError",
 )
 """Errors of a user's making, by class name: trying again gives the same."""
 

@@ -14,6 +14,7 @@ from typing import Any
 from elasmo.config import Config, dump
 from elasmo.data.gold_mixture import GoldMixture
 from elasmo.data.plan import StepPlan
+from elasmo.model.stores import Store, open_store
 
 PACKAGES = ("ray", "torch", "deepspeed", "pyarrow", "numpy", "elasmo")
 
@@ -47,6 +48,7 @@ def create(config: Config, run_id: str, gold: GoldMixture) -> Path:
     """Makes the run folder, or takes up an unfinished run's."""
     folder = (Path(config.train.storage) / run_id).resolve()
     (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
+    storage = config.train.checkpoint_storage
     (folder / "config.yaml").write_text(dump(config))
     # With this run's model configuration: its context length is the limit that serving keeps.
     gold.processor().with_model(config.model).save(folder / "processor")
@@ -63,10 +65,21 @@ def create(config: Config, run_id: str, gold: GoldMixture) -> Path:
             "sources": [{"dataset": source.name, "snapshot": source.snapshot} for source in gold.golds],
         },
         seed=config.seed,
+        checkpoints=None if storage is None else f"{storage.rstrip('/')}/{run_id}",
         steps=config.train.steps,
         versions=versions(),
     )
     return folder
+
+
+def checkpoint_root(folder: Path) -> Store:
+    """Where a run's checkpoints are: in its folder, or where `train.checkpoint_storage` said when it began.
+
+    Raises:
+        StoreError: that place cannot be opened.
+    """
+    summary = read_summary(folder) if (folder / "run.json").is_file() else {}
+    return open_store(summary.get("checkpoints") or folder / "checkpoints")
 
 
 def write_summary(folder: Path, **values: Any) -> None:
