@@ -134,8 +134,8 @@ def read_header(store: Store, name: str) -> dict[str, Span]:
         ValueError, KeyError, TypeError: it is no safetensors header.
         FileNotFoundError: there is no such file.
     """
-    length = int.from_bytes(store.read(name, 0, 8), "little")
-    if length > store.size(name):
+    length, size = int.from_bytes(store.read(name, 0, 8), "little"), store.size(name)
+    if 8 + length > size:
         raise ValueError("the header is longer than the file")
     header = json.loads(bytes(store.read(name, 8, 8 + length)))
     found = {}
@@ -143,13 +143,16 @@ def read_header(store: Store, name: str) -> dict[str, Span]:
         if key != "__metadata__":
             start, stop = entry["data_offsets"]
             spec = TensorSpec(entry["dtype"], tuple(entry["shape"]))
+            if stop - start != spec.bytes or not 0 <= start <= stop <= size - 8 - length:
+                raise ValueError(f"{key!r} does not lie where its shape says")
             found[key] = Span(spec, 8 + length + start, 8 + length + stop)
     return found
 
 
 def tensor_bytes(tensor: Tensor) -> memoryview:
     """A tensor's bytes in memory order; of a contiguous one on the CPU without a copy."""
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    flat = tensor.detach().cpu().contiguous()
+    flat = flat.as_strided((flat.numel(),), (1,))  # one element may come with any stride and still be contiguous
     return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
 
 
