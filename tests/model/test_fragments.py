@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elasmo.model.fragment_writer import commit, put_manifest, write_file, write_fragments
+from elasmo.model.fragment_writer import Piece, commit, put_manifest, write_file, write_fragments
 from elasmo.model.fragments import (
     CheckpointError,
     FragmentReader,
@@ -193,8 +193,8 @@ def test_any_box_of_any_cut_reads_back_from_any_store(data: st.DataObject) -> No
     for rank, box in enumerate(product(cuts(shape[0]), cuts(shape[1]))):
         flat = value[tuple(slice(*edge) for edge in box)].reshape(-1)
         for part, (low, high) in enumerate(cuts(flat.numel())):
-            slices = [("w", low, {"weight": flat[low:high]})]
-            file, written = write_fragments(store, f"{rank}-{part}", slices, {"w": box})
+            pieces = [Piece("w", low, {"weight": flat[low:high]}, box)]
+            file, written = write_fragments(store, f"{rank}-{part}", pieces)
             files.append(file)
             fragments += written
     put_manifest(store, Manifest(1, {"w": shape}, ("weight",), tuple(fragments), tuple(files)))

@@ -15,6 +15,7 @@ from uuid import uuid4
 import pytest
 import torch
 
+from elasmo.model.fragment_writer import Piece
 from elasmo.model.fragments import CheckpointError, FragmentReader
 from elasmo.model.stores import LocalStore, Store, open_store
 from elasmo.train import retention
@@ -65,7 +66,7 @@ def ticking(function: Callable[..., Any]) -> Callable[..., Any]:
 def snapshot(step: int, numel: int = NUMEL) -> Snapshot:
     """Every value is the step, so that a mixture of two steps shows."""
     parts = {state: torch.full((numel,), float(step)) for state in ("weight", "exp_avg")}
-    return Snapshot((("w", 0, parts),), {}, {"w": (numel,)})
+    return Snapshot((Piece("w", 0, parts),), {"w": (numel,)})
 
 
 def write_until_killed(pipe: int, root: Path, kill_at: int) -> None:
@@ -137,7 +138,7 @@ def ranks(count: int, job: Callable[[int, Callable[[Any], list[Any]]], None]) ->
 
 
 def part(rank: int, start: int, stop: int) -> Snapshot:
-    return Snapshot((("w", start, {"weight": torch.arange(float(start), float(stop))}),), {}, {"w": (10,)})
+    return Snapshot((Piece("w", start, {"weight": torch.arange(float(start), float(stop))}),), {"w": (10,)})
 
 
 @pytest.mark.parametrize("kind", ["local", "memory"])

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from elasmo.model.fragment_writer import Piece
 from elasmo.model.fragments import CheckpointError, FragmentReader
 from elasmo.model.stores import LocalStore
 from elasmo.train.checkpoint_saver import CheckpointSaver, Saved
@@ -46,7 +47,7 @@ class GatedStore(LocalStore):
 
 
 def snapshot(values: torch.Tensor) -> Snapshot:
-    return Snapshot((("w", 0, {"weight": values}),), {}, {"w": tuple(values.shape)})
+    return Snapshot((Piece("w", 0, {"weight": values}),), {"w": tuple(values.shape)})
 
 
 def test_the_loop_goes_on_while_a_slow_store_writes_what_the_step_held(tmp_path: Path) -> None:

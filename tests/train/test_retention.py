@@ -8,6 +8,7 @@ from uuid import uuid4
 import pytest
 import torch
 
+from elasmo.model.fragment_writer import Piece
 from elasmo.model.fragments import MANIFEST, FragmentReader
 from elasmo.model.stores import Store, open_store
 from elasmo.train import retention
@@ -21,7 +22,7 @@ def alone(value: object) -> list[object]:
 
 def save(root: str | Path | Store, step: int) -> None:
     values = torch.full((4,), float(step))
-    write(Snapshot((("w", 0, {"weight": values}),), {}, {"w": (4,)}), root, step, {}, 0, alone)
+    write(Snapshot((Piece("w", 0, {"weight": values}),), {"w": (4,)}), root, step, {}, 0, alone)
 
 
 @pytest.fixture(params=["local", "memory"])
@@ -82,7 +83,7 @@ def test_a_step_that_is_written_again_is_replaced_in_one_step_and_leaves_no_file
     save(root, 1)
     old = set(root.child("step-000001").files())
     values = torch.full((4,), 7.0)
-    write(Snapshot((("w", 0, {"weight": values}),), {}, {"w": (4,)}), root, 1, {}, 0, alone)
+    write(Snapshot((Piece("w", 0, {"weight": values}),), {"w": (4,)}), root, 1, {}, 0, alone)
     place = root.child("step-000001")
     assert torch.equal(FragmentReader(place).tensor("w"), values)
     assert len(place.files()) == len(old) == 2 and set(place.files()) - old

@@ -6,7 +6,7 @@ import hashlib
 import os
 import shutil
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torch import Tensor
@@ -25,37 +25,49 @@ from elasmo.model.fragments import (
 from elasmo.model.safetensors_stream import TensorSpec, stream_safetensors, tensor_name
 from elasmo.model.stores import LocalStore, Store, sync_folder
 
-Slice = tuple[str, int, Mapping[str, Tensor]]
-"""Tensor name, start in the flattened box, and flat values of each state."""
+Written = tuple[FragmentFile, tuple[Fragment, ...]]
 
 
-def write_file(
-    path: Path, slices: Iterable[Slice], boxes: Mapping[str, Box] | None = None
-) -> tuple[FragmentFile, tuple[Fragment, ...]]:
-    """Writes one file of fragments into a folder; see `write_fragments`."""
-    return write_fragments(LocalStore(path.parent), path.name, slices, boxes)
+@dataclass(frozen=True)
+class Piece:
+    """Values that somebody writes: a flat range of a tensor, or of a box of it, in every state that is stored.
+
+    Attributes:
+        start: of the values in the flattened box.
+        states: flat values of each state, all of one length.
+    """
+
+    tensor: str
+    start: int
+    states: Mapping[str, Tensor]
+    box: Box | None = None
+
+    @property
+    def bytes(self) -> int:
+        return sum(part.numel() * part.element_size() for part in self.states.values())
 
 
-def write_fragments(
-    store: Store, name: str, slices: Iterable[Slice], boxes: Mapping[str, Box] | None = None
-) -> tuple[FragmentFile, tuple[Fragment, ...]]:
+def write_file(path: Path, slices: Iterable[tuple[str, int, Mapping[str, Tensor]]]) -> Written:
+    """Writes one file of fragments of whole tensors into a folder, from (tensor, start, values of each state)."""
+    return write_fragments(LocalStore(path.parent), path.name, (Piece(*part) for part in slices))
+
+
+def write_fragments(store: Store, name: str, pieces: Iterable[Piece]) -> Written:
     """Writes one file of fragments, durably, from tensors that must not change meanwhile.
 
     Args:
         name: of the file in the store.
-        slices: what the caller owns.
-        boxes: what of each tensor the caller holds, where that is not the whole of it.
 
     Returns:
         The file's record and its fragments, for the manifest.
     """
     values: dict[str, Tensor] = {}
     fragments: list[tuple[Fragment, Mapping[str, Tensor]]] = []
-    for tensor, start, states in slices:
-        count = next(iter(states.values())).numel()
-        fragment = Fragment(tensor, start, start + count, name, (boxes or {}).get(tensor))
-        values |= {fragment_key(fragment, state): part.detach().reshape(-1) for state, part in states.items()}
-        fragments.append((fragment, states))
+    for piece in pieces:
+        count = next(iter(piece.states.values())).numel()
+        fragment = Fragment(piece.tensor, piece.start, piece.start + count, name, piece.box)
+        values |= {fragment_key(fragment, state): part.detach().reshape(-1) for state, part in piece.states.items()}
+        fragments.append((fragment, piece.states))
     specs = {key: TensorSpec(tensor_name(part.dtype), (part.numel(),)) for key, part in values.items()}
     written = stream_safetensors(store, name, specs, values.__getitem__, {})
     described = tuple(with_sums(fragment, states, specs, written.crc32) for fragment, states in fragments)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from elasmo.model.fragment_writer import Slice
+from elasmo.model.fragment_writer import Piece
 from elasmo.model.fragments import WEIGHT, CheckpointError, FragmentReader, Manifest, check_cover, split_evenly
 from elasmo.model.stores import Store
 from elasmo.parallel.mesh import Mesh
@@ -90,8 +91,11 @@ def take(engine: Any, parallel: tuple[Mesh, Mapping[str, Shard]]) -> Snapshot:
     copies = mesh.zero.rank, mesh.zero.size
     parts = chain(_trained(engine, *copies), _frozen(engine, *copies))
     return Snapshot(
-        slices=tuple(part for part in parts if shards[part[0]].counted),
-        boxes={name: shard.box for name, shard in shards.items() if shard.is_cut},
+        pieces=tuple(
+            replace(part, box=shards[part.tensor].box if shards[part.tensor].is_cut else None)
+            for part in parts
+            if shards[part.tensor].counted
+        ),
         shapes={name: shards[name].shape for name in deepspeed_adapter.local_shapes(engine)},
     )
 
@@ -139,24 +143,24 @@ def _states(owned: OwnedSlice) -> dict[str, Tensor]:
     return {WEIGHT: owned.weight, MOMENTS[0]: owned.exp_avg, MOMENTS[1]: owned.exp_avg_sq}
 
 
-def _trained(engine: Any, rank: int, world: int) -> Iterator[Slice]:
+def _trained(engine: Any, rank: int, world: int) -> Iterator[Piece]:
     """What this rank writes of trained tensors; under ZeRO 0, where all `world` copies are the same, an even part."""
     owned = {s.name: s for s in deepspeed_adapter.owned_slices(engine)}
     if deepspeed_adapter.zero_stage(engine) > 0:
         # ZeRO's partitions are whole ranges: a rank owns at most one of a tensor.
-        yield from ((s.name, s.start, _states(s)) for s in owned.values())
+        yield from (Piece(s.name, s.start, _states(s)) for s in owned.values())
         return
     shapes = {name: shape for name, shape in deepspeed_adapter.local_shapes(engine).items() if name in owned}
     for name, start, stop in split_evenly(shapes, rank, world):
-        yield name, start, {state: values[start:stop] for state, values in _states(owned[name]).items()}
+        yield Piece(name, start, {state: values[start:stop] for state, values in _states(owned[name]).items()})
 
 
-def _frozen(engine: Any, rank: int, world: int) -> Iterator[Slice]:
+def _frozen(engine: Any, rank: int, world: int) -> Iterator[Piece]:
     """What this rank writes of tensors that are not trained; of whole copies an even part."""
     held = {name: (start, values) for name, start, values in deepspeed_adapter.frozen_slices(engine)}
     if deepspeed_adapter.zero_stage(engine) == 3:
-        yield from ((name, start, {WEIGHT: values}) for name, (start, values) in held.items())
+        yield from (Piece(name, start, {WEIGHT: values}) for name, (start, values) in held.items())
         return
     shapes = {name: (values.numel(),) for name, (_, values) in held.items()}
     for name, start, stop in split_evenly(shapes, rank, world):
-        yield name, start, {WEIGHT: held[name][1][start:stop]}
+        yield Piece(name, start, {WEIGHT: held[name][1][start:stop]})

@@ -37,8 +37,8 @@ def write(
     name = f"rank-{rank:05d}-{secrets.token_hex(4)}.safetensors"
     written, problem = None, None
     try:
-        if snapshot.slices:  # else every copy that counts is elsewhere
-            written = write_fragments(place, name, snapshot.slices, snapshot.boxes)
+        if snapshot.pieces:  # else every copy that counts is elsewhere
+            written = write_fragments(place, name, snapshot.pieces)
     except Exception as error:
         problem = _sentence(error)
     found = gather((problem, written, dict(snapshot.shapes)))

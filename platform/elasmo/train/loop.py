@@ -31,6 +31,7 @@ from elasmo.model.multimodal import MultimodalDecoder
 from elasmo.parallel import planner
 from elasmo.train import checkpoint, deepspeed_adapter, retention, run_folder, run_state
 from elasmo.train.checkpoint_saver import CheckpointSaver, Saved
+from elasmo.train.cursor import cursor
 from elasmo.train.engine import TrainEngine
 from elasmo.train.evaluate import evaluate
 from elasmo.train.freeze import freeze
@@ -112,8 +113,8 @@ class Rank:
         if self.restore_from is not None:
             engine = self.engine
             manifest = read_manifest(self.restore_from)
-            cursor = self._cursor(self.start_step)
-            checkpoint.check_resumable(manifest, cursor, self.processor_hash, self.restore_from)
+            wanted = cursor(self.config, self.gold, self.start_step)
+            checkpoint.check_resumable(manifest, wanted, self.processor_hash, self.restore_from)
             reader = checkpoint.load(engine.deepspeed, self.restore_from, engine.shards, engine.shapes)
             bytes_read = reader.bytes_read
         total = sum(self._gather(bytes_read))
@@ -265,7 +266,7 @@ class Rank:
         train = self.config.train
         meta = {
             "optimizer_step": done,
-            "cursor": self._cursor(done),
+            "cursor": cursor(self.config, self.gold, done),
             "schedule": {"step": done, "next_lr": learning_rate(train, done)},
             "randomness": RULE,
             "config": self.config.model_dump(mode="json"),
@@ -297,18 +298,6 @@ class Rank:
             "written": saved.written_s,
         }
         ray.get(self.state.checkpointed.remote(self.attempt, event), timeout=run_state.CALL_TIMEOUT_S)
-
-    def _cursor(self, done: int) -> dict[str, Any]:
-        """Where the plan stands after `done` steps, and all that the plan is a function of."""
-        return {
-            "step": done,
-            "sources": self.gold.cursor(done),
-            "seed": self.config.seed,
-            "global_batch": self.config.train.global_batch,
-            "micro_batch": self.config.train.micro_batch,
-            "shuffle_window_shards": self.config.data.shuffle_window_shards,
-            "loss_on": self.config.train.loss_on,
-        }
 
     def _gather(self, value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
         out: list[Any] = [None] * self.world

@@ -6,51 +6,53 @@ Copies are taken into buffers that are kept from one checkpoint to the next: fre
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from elasmo.model.boxes import Box
-from elasmo.model.fragment_writer import Slice
+from elasmo.model.fragment_writer import Piece
+
+Key = tuple[str, Box | None, int, str]
+"""Tensor, box, start and state."""
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """This rank's part of a checkpoint.
+    """This rank's part of a checkpoint, and the full shape of every tensor that it knows."""
 
-    Attributes:
-        slices: tensor name, start in the flattened box, values of each state.
-        boxes: of the tensors of which this rank holds a part.
-        shapes: full shape of every tensor that this rank knows.
-    """
-
-    slices: tuple[Slice, ...]
-    boxes: Mapping[str, Box]
+    pieces: tuple[Piece, ...]
     shapes: Mapping[str, tuple[int, ...]]
 
     @property
     def bytes(self) -> int:
-        return sum(part.numel() * part.element_size() for _, _, states in self.slices for part in states.values())
+        return sum(piece.bytes for piece in self.pieces)
 
 
 class HostBuffers:
     """Host memory for one snapshot, taken once; a new snapshot overwrites the last."""
 
     def __init__(self) -> None:
-        self._buffers: dict[tuple[str, int, str], Tensor] = {}
+        self._buffers: dict[Key, Tensor] = {}
 
     def copy(self, snapshot: Snapshot) -> Snapshot:
         """The same snapshot in host memory that training does not touch."""
-        slices = tuple(
-            (name, start, {state: self._copy((name, start, state), part) for state, part in states.items()})
-            for name, start, states in snapshot.slices
+        pieces = tuple(
+            replace(
+                piece,
+                states={
+                    state: self._copy((piece.tensor, piece.box, piece.start, state), part)
+                    for state, part in piece.states.items()
+                },
+            )
+            for piece in snapshot.pieces
         )
         if torch.cuda.is_available():
             torch.cuda.synchronize()
-        return Snapshot(slices, snapshot.boxes, snapshot.shapes)
+        return Snapshot(pieces, snapshot.shapes)
 
-    def _copy(self, key: tuple[str, int, str], part: Tensor) -> Tensor:
+    def _copy(self, key: Key, part: Tensor) -> Tensor:
         buffer = self._buffers.get(key)
         if buffer is None or buffer.shape != part.shape or buffer.dtype != part.dtype:
             buffer = torch.empty(part.shape, dtype=part.dtype, pin_memory=torch.cuda.is_available())
