@@ -32,6 +32,8 @@ VERBS = (
     "config",
     "doctor",
 )
+GROUPS = ("checkpoint",)
+"""Verbs that have verbs of their own, a file each: `cli/checkpoint_ls.py` is `elasmo checkpoint ls`."""
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -85,6 +87,8 @@ def _register() -> None:
     for verb in VERBS:
         name = verb.replace("-", "_")
         app.command(verb)(getattr(importlib.import_module(f"elasmo.cli.{name}"), name))
+    for group in GROUPS:
+        app.add_typer(getattr(importlib.import_module(f"elasmo.cli.{group}"), group), name=group)
 
 
 _register()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch
 
 from elasmo.config import Config
 from elasmo.data.gold_mixture import GoldMixture
+from elasmo.data.stream import open_gold
 from elasmo.model import lora
 from elasmo.model.boxes import Box
 from elasmo.model.fragment_writer import put_manifest, write_fragments
@@ -23,11 +24,45 @@ from elasmo.model.fragments import WEIGHT, CheckpointError, Fragment, FragmentFi
 from elasmo.model.hugging_face_names import canonical, names
 from elasmo.model.multimodal import MultimodalDecoder
 from elasmo.model.stores import Store, open_store
+from elasmo.train import run_folder
 from elasmo.train.cursor import cursor
-from elasmo.train.deepspeed_checkpoint import MOMENTS, DeepSpeedCheckpoint
+from elasmo.train.deepspeed_checkpoint import MOMENTS, DeepSpeedCheckpoint, open_checkpoint
+from elasmo.train.preflight import preflight
 from elasmo.train.randomness import RULE
 from elasmo.train.retention import folder_name
-from elasmo.train.run_folder import versions
+from elasmo.train.run_folder import pinned
+
+
+@dataclass(frozen=True)
+class Imported:
+    """A run that can be taken up at what was imported."""
+
+    run_id: str
+    folder: Path
+    manifest: Manifest
+
+
+def import_run(folder: Path, config: Config, tag: str | None = None, trust: bool = False) -> Imported:
+    """Makes a new run of a configuration whose first checkpoint is DeepSpeed's.
+
+    Args:
+        folder: what was passed to DeepSpeed's `save_checkpoint`.
+
+    Raises:
+        CheckpointError: their checkpoint is absent, damaged, of a model-parallel run, or of another model.
+        GoldError, ConfigError, LayoutError, LoraError, FreezeError: see `preflight`.
+    """
+    gold = open_gold(config)
+    config = pinned(config, gold)
+    preflight(config, gold, None)
+    source = open_checkpoint(folder, tag, trust)
+    shapes = model_shapes(config, gold)
+    places = places_in(source.shapes, shapes, config)
+    run_id = run_folder.new_run_id(config)
+    run = run_folder.create(config, run_id, gold)
+    root = run_folder.checkpoint_root(run)
+    return Imported(run_id, run, import_checkpoint(source, root, shapes, places, resume_state(config, gold, source)))
+
 
 Place = tuple[str, Box | None]
 """One of our tensors, and the box of it that a tensor of theirs is; None for all of it."""
@@ -125,6 +160,6 @@ def resume_state(config: Config, gold: GoldMixture, source: DeepSpeedCheckpoint)
         "randomness": RULE,
         "config": config.model_dump(mode="json"),
         "processor_hash": gold.processor().fingerprint(),
-        "versions": versions(),
+        "versions": run_folder.versions(),
         "imported": {"deepspeed": source.version, "zero_stage": source.stage, "folder": str(source.folder.resolve())},
     }

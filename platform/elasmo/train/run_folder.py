@@ -44,6 +44,19 @@ def new_run_id(config: Config) -> str:
     return f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
+def pinned(config: Config, gold: GoldMixture) -> Config:
+    """The same tree with the gold snapshots and absolute paths written in: every process must read the same bytes."""
+    data = gold.pinned(config.data).model_copy(update={"lake": str(Path(config.data.lake).resolve())})
+    starts = tuple(str(Path(source).resolve()) for source in config.train.init_from)
+    storage = str(Path(config.train.storage).resolve())
+    checkpoints = config.train.checkpoint_storage
+    if checkpoints is not None and "://" not in checkpoints:
+        checkpoints = str(Path(checkpoints).resolve())
+    changes = {"storage": storage, "init_from": starts, "checkpoint_storage": checkpoints}
+    train = config.train.model_copy(update=changes)
+    return config.model_copy(update={"data": data, "train": train})
+
+
 def create(config: Config, run_id: str, gold: GoldMixture) -> Path:
     """Makes the run folder, or takes up an unfinished run's."""
     folder = (Path(config.train.storage) / run_id).resolve()
