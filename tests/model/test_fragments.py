@@ -82,7 +82,7 @@ def flipped(path: Path, at: int) -> None:
 
 
 def test_a_flipped_byte_is_refused_with_the_tensor_that_it_lies_in(tmp_path: Path) -> None:
-    """DeepSpeed#7601: a damaged shard was loaded."""
+    """DeepSpeed#7601: a flipped byte."""
     folder, _ = make(tmp_path)
     for fragment in read_manifest(folder).fragments:
         victim = folder / fragment.file

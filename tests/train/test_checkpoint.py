@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from elasmo.config import TrainConfig
-from elasmo.model.fragments import FragmentReader
+from elasmo.model.fragments import CheckpointError, FragmentReader, Manifest
 from elasmo.parallel.layout import Layout
 from elasmo.parallel.mesh import make_mesh
 from elasmo.parallel.shards import whole
@@ -158,3 +158,38 @@ def test_resume_over_many_layouts_equals_the_dense_run(
     tmp_path: Path, stage: int, world: int, next_stage: int, next_world: int
 ) -> None:
     case(tmp_path, stage, world, next_stage, next_world)
+
+
+META = {"optimizer_step": 3, "cursor": {"step": 3, "seed": 0}, "processor_hash": "p"}
+
+
+@pytest.mark.parametrize("missing", ["cursor", "processor_hash"])
+def test_a_checkpoint_without_its_data_state_is_not_resumed(missing: str) -> None:
+    """NVIDIA-NeMo/Megatron-Bridge#3993: weights came back, and the data began at an arbitrary position."""
+    meta = {name: value for name, value in META.items() if name != missing}
+    manifest = Manifest(3, {}, (), (), (), meta)
+    with pytest.raises(CheckpointError, match=f"step-000003 has no {missing}: training cannot go on where it stopped"):
+        checkpoint.check_resumable(manifest, {"step": 3, "seed": 0}, "p", "step-000003")
+
+
+def test_a_cursor_that_lacks_a_setting_and_another_tokenizer_are_refused() -> None:
+    manifest = Manifest(3, {}, (), (), (), META)
+    checkpoint.check_resumable(manifest, {"step": 3, "seed": 0}, "p", "x")
+    with pytest.raises(CheckpointError, match="x does not say which sources its data was read under"):
+        checkpoint.check_resumable(manifest, {"step": 3, "sources": []}, "p", "x")
+    with pytest.raises(CheckpointError, match="x was trained with another tokenizer"):
+        checkpoint.check_resumable(manifest, {"step": 3}, "q", "x")
+
+
+def save_without_step(rank: int, world: int, root: str) -> str:
+    engine, parallel = start(1, world, "float32")
+    checkpoint.save(engine, f"{root}/run", 1, {}, rank, gather, parallel)
+    shapes = {name: tuple(parameter.shape) for name, parameter in Net().named_parameters()}
+    with pytest.raises(CheckpointError) as refused:
+        checkpoint.load(engine, f"{root}/run/step-000001", parallel[1], shapes)
+    return str(refused.value)
+
+
+def test_a_checkpoint_without_the_optimizers_step_is_not_loaded(tmp_path: Path) -> None:
+    (said,) = run_ranks(1, save_without_step, str(tmp_path))
+    assert "step-000001 has no optimizer_step: training cannot go on" in said

@@ -85,7 +85,7 @@ def write_until_killed(pipe: int, root: Path, kill_at: int) -> None:
 
 
 def test_the_newest_complete_step_loads_after_a_kill_at_every_write(tmp_path: Path) -> None:
-    """KempnerForge#102: a checkpoint that was half written was loaded, or the one before it was already gone."""
+    """KempnerForge#102: a writer that dies in the middle, 50 times in a row, each time at a later write."""
     known, committed = 0, set()
     for kill_at in range(1, KILLS + 1):
         told, tell = os.pipe()
