@@ -62,7 +62,6 @@ def test_an_imported_checkpoint_is_taken_up(tiny: Config, tmp_path: Path) -> Non
         result = fit(config, run_id=imported.run_id)
     assert [event["step"] for event in events(result.folder, "step")] == [STEPS + 1, STEPS + 2]
     assert events(result.folder, "attempt")[0]["start_step"] == STEPS
-    # Moments came along: what no batch touches goes on with them.
     names = [place.name for place in retention.committed(store / imported.run_id)]
     assert names == [retention.folder_name(step) for step in (STEPS, STEPS + 1, STEPS + 2)]
     manifest = FragmentReader(store / imported.run_id / names[-1]).manifest

@@ -205,3 +205,16 @@ def test_any_box_of_any_cut_reads_back_from_any_store(data: st.DataObject) -> No
     start = data.draw(st.integers(0, whole.numel() - 1))
     stop = data.draw(st.integers(start + 1, whole.numel()))
     assert torch.equal(reader.read("w", "weight", start, stop, wanted), whole[start:stop])
+
+
+def test_a_long_range_is_written_in_parts_of_which_few_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("elasmo.model.fragment_writer.FRAGMENT_ELEMENTS", 10)
+    value = torch.arange(95.0)
+    file, fragments = write_file(tmp_path / "f", [("w", 5, {"weight": value[5:]}), ("w", 0, {"weight": value[:5]})])
+    put_manifest(LocalStore(tmp_path), Manifest(1, {"w": (95,)}, ("weight",), fragments, (file,)))
+    assert sorted(part.stop - part.start for part in fragments) == [5, *[10] * 9]
+    reader = FragmentReader(tmp_path)
+    assert torch.equal(reader.read("w", "weight", 12, 20), value[12:20])
+    assert reader.bytes_read == 4 * 20

@@ -60,6 +60,7 @@ MORE = [
     ("dense", Layout(pp=4), Layout(sp=2, dp=2, zero_stage=3)),
     ("multimodal", Layout(dp=4, zero_stage=3), Layout(pp=2, tp=2, schedule="zero-bubble", chunks=2)),
     ("multimodal", Layout(pp=2, dp=2, schedule="interleaved", chunks=2), Layout(dp=1, zero_stage=1)),
+    ("dense+lora", Layout(tp=2, dp=2), Layout(dp=2, zero_stage=3)),
     ("switch", Layout(pp=2, dp=2, ep=2), Layout(sp=2, ep=2, zero_stage=0)),
 ]
 

@@ -181,15 +181,26 @@ def test_a_cursor_that_lacks_a_setting_and_another_tokenizer_are_refused() -> No
         checkpoint.check_resumable(manifest, {"step": 3}, "q", "x")
 
 
-def save_without_step(rank: int, world: int, root: str) -> str:
-    engine, parallel = start(1, world, "float32")
-    checkpoint.save(engine, f"{root}/run", 1, {}, rank, gather, parallel)
+def test_a_checkpoint_without_the_optimizers_step_is_refused() -> None:
+    with pytest.raises(CheckpointError, match="x has no optimizer_step: training cannot go on where it stopped; use"):
+        checkpoint.state_of(Manifest(3, {}, (), (), ()), "optimizer_step", "x")
+
+
+def load_and_save(rank: int, world: int, stage: int, root: str, out: str) -> None:
+    engine, parallel = start(stage, world, "bfloat16")
     shapes = {name: tuple(parameter.shape) for name, parameter in Net().named_parameters()}
-    with pytest.raises(CheckpointError) as refused:
-        checkpoint.load(engine, f"{root}/run/step-000001", parallel[1], shapes)
-    return str(refused.value)
+    checkpoint.load(engine, Path(root) / retention.folder_name(STEPS), parallel[1], shapes)
+    checkpoint.save(engine, Path(out), STEPS, {"optimizer_step": STEPS}, rank, gather, parallel)
 
 
-def test_a_checkpoint_without_the_optimizers_step_is_not_loaded(tmp_path: Path) -> None:
-    (said,) = run_ranks(1, save_without_step, str(tmp_path))
-    assert "step-000001 has no optimizer_step: training cannot go on" in said
+@pytest.mark.full
+@pytest.mark.parametrize(("stage", "world"), [(3, 3), (2, 1), (1, 3)])
+def test_masters_and_moments_of_bfloat16_weights_pass_through_any_stage_bit_for_bit(
+    tmp_path: Path, stage: int, world: int
+) -> None:
+    run_ranks(2, train_and_save, 1, str(tmp_path), "bfloat16")
+    run_ranks(world, load_and_save, stage, str(tmp_path), str(tmp_path / "again"))
+    ours, theirs = (FragmentReader(place / retention.folder_name(STEPS)) for place in (tmp_path / "again", tmp_path))
+    for name in theirs.manifest.shapes:
+        for state in ("weight", "exp_avg", "exp_avg_sq"):
+            assert torch.equal(ours.tensor(name, state), theirs.tensor(name, state)), (name, state)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from elasmo.model.fragments import (
 from elasmo.model.safetensors_stream import TensorSpec, stream_safetensors, tensor_name
 from elasmo.model.stores import LocalStore, Store, sync_folder
 
+FRAGMENT_ELEMENTS = 16 << 20
 Written = tuple[FragmentFile, tuple[Fragment, ...]]
 
 
@@ -63,7 +64,7 @@ def write_fragments(store: Store, name: str, pieces: Iterable[Piece]) -> Written
     """
     values: dict[str, Tensor] = {}
     fragments: list[tuple[Fragment, Mapping[str, Tensor]]] = []
-    for piece in pieces:
+    for piece in (part for whole in pieces for part in _bounded(whole)):
         count = next(iter(piece.states.values())).numel()
         fragment = Fragment(piece.tensor, piece.start, piece.start + count, name, piece.box)
         values |= {fragment_key(fragment, state): part.detach().reshape(-1) for state, part in piece.states.items()}
@@ -72,6 +73,14 @@ def write_fragments(store: Store, name: str, pieces: Iterable[Piece]) -> Written
     written = stream_safetensors(store, name, specs, values.__getitem__, {})
     described = tuple(with_sums(fragment, states, specs, written.crc32) for fragment, states in fragments)
     return FragmentFile(name, written.bytes, written.sha256), described
+
+
+def _bounded(piece: Piece) -> Iterator[Piece]:
+    """A piece in parts of at most `FRAGMENT_ELEMENTS`: a reader that needs a few elements reads their part whole."""
+    count = next(iter(piece.states.values())).numel()
+    for start in range(0, count, FRAGMENT_ELEMENTS):
+        states = {state: part[start : start + FRAGMENT_ELEMENTS] for state, part in piece.states.items()}
+        yield replace(piece, start=piece.start + start, states=states)
 
 
 def with_sums(
