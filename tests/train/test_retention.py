@@ -47,6 +47,14 @@ def test_only_committed_checkpoints_are_listed_and_counted(root: Store) -> None:
     assert retention.prune(root, 2, set()) == ["step-000002", "step-000004"]
 
 
+def test_steps_are_ordered_as_numbers_beyond_a_million(root: Store) -> None:
+    for step in (1_000_000, 999_990, 20):
+        save(root, step)
+    root.child("step-999991").put("rank-00000-dead.safetensors", b"half")
+    assert names(root) == ["step-000020", "step-999990", "step-1000000"]
+    assert retention.prune(root, 2, set()) == ["step-000020", "step-999991"]
+
+
 def test_the_newest_stays_whatever_is_asked(root: Store) -> None:
     save(root, 1)
     assert retention.prune(root, 0, set()) == [] and names(root) == ["step-000001"]

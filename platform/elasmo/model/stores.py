@@ -99,7 +99,7 @@ class LocalStore:
 
     def write(self, name: str, chunks: Iterable[bytes | memoryview]) -> int:
         self.path.mkdir(parents=True, exist_ok=True)
-        partial = self.path / f".{name}.{os.getpid()}.part"
+        partial = self.path / f"{name}.{os.getpid()}.part"
         try:
             with partial.open("wb") as out:
                 size = sum(out.write(chunk) for chunk in chunks)
@@ -124,7 +124,7 @@ class LocalStore:
         return (self.path / name).stat().st_size
 
     def files(self) -> list[str]:
-        return sorted(entry.name for entry in self._entries() if entry.is_file() and not entry.name.startswith("."))
+        return sorted(entry.name for entry in self._entries() if entry.is_file())
 
     def children(self) -> list[str]:
         return sorted(entry.name for entry in self._entries() if entry.is_dir())
@@ -176,8 +176,8 @@ class FsspecStore:
         if self._atomic_put:
             self.fs.pipe_file(self._at(name), data)
             return
-        self.fs.pipe_file(self._at(f".{name}.part"), data)
-        self.fs.mv(self._at(f".{name}.part"), self._at(name))
+        self.fs.pipe_file(self._at(f"{name}.part"), data)
+        self.fs.mv(self._at(f"{name}.part"), self._at(name))
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
         return bytes(self.fs.cat_file(self._at(name), start=start, end=stop))
@@ -187,7 +187,7 @@ class FsspecStore:
         return int(self.fs.info(self._at(name))["size"])
 
     def files(self) -> list[str]:
-        return [name for name, kind in self._entries() if kind == "file" and not name.startswith(".")]
+        return [name for name, kind in self._entries() if kind == "file"]
 
     def children(self) -> list[str]:
         return [name for name, kind in self._entries() if kind == "directory"]

@@ -72,8 +72,8 @@ def listed(where: str) -> tuple[list[Listed], int]:
     root, places = _find(where)
     marks = _marks(Path(where)) if (Path(where) / "run.json").is_file() else {}
     whole = [_list(place, marks, place is places[-1]) for place in places]
-    names = [name for name in root.children() if name.startswith("step-")]
-    return whole, max(0, len(names) - len(places))
+    uncommitted = sum(name.startswith("step-") for name in root.children()) - len(places)
+    return whole, max(0, uncommitted)
 
 
 def verified(where: str) -> Iterator[Verified]:

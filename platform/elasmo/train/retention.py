@@ -7,6 +7,7 @@ need none: while they restore, nothing is committed, and only a commit removes a
 from __future__ import annotations
 
 import json
+import re
 import secrets
 import time
 from collections.abc import Callable, Iterator
@@ -71,11 +72,11 @@ def prune(root: str | Path | Store, keep: int, pinned: set[str], now: Callable[[
     folders = _folders(open_store(root))
     whole = [place for place in folders if MANIFEST in place.files()]
     kept = {place.name for place in whole[max(0, len(whole) - max(1, keep)) :]} | pinned
-    complete, newest = {place.name for place in whole}, whole[-1].name if whole else ""
+    complete, newest = {place.name for place in whole}, step_of(whole[-1].name) if whole else 0
     removed = []
     for place in folders:
         surplus = place.name in complete and place.name not in kept
-        left_over = place.name not in complete and place.name < newest
+        left_over = place.name not in complete and step_of(place.name) < newest
         if (surplus or left_over) and not _leased(place, now()):
             place.remove(MANIFEST)
             place.clear()
@@ -108,7 +109,8 @@ def drop_unnamed(place: Store, named: set[str]) -> None:
 
 
 def _folders(root: Store) -> list[Store]:
-    return [root.child(name) for name in root.children() if name.startswith("step-")]
+    names = [name for name in root.children() if re.fullmatch(r"step-\d+", name)]
+    return [root.child(name) for name in sorted(names, key=step_of)]
 
 
 def _leased(place: Store, now: float) -> bool:
