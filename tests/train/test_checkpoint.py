@@ -16,6 +16,7 @@ from elasmo.parallel.layout import Layout
 from elasmo.parallel.mesh import make_mesh
 from elasmo.parallel.shards import whole
 from elasmo.train import checkpoint, deepspeed_adapter, retention
+from elasmo.train.checkpoint_saver import CheckpointSaver
 from tests.gloo import run_ranks
 
 SLOTS = 4
@@ -158,6 +159,29 @@ def test_resume_over_many_layouts_equals_the_dense_run(
     tmp_path: Path, stage: int, world: int, next_stage: int, next_world: int
 ) -> None:
     case(tmp_path, stage, world, next_stage, next_world)
+
+
+def save_beside_steps(rank: int, world: int, root: str) -> None:
+    engine, parallel = start(1, world, "float32")
+    group = dist.new_group()
+
+    def gather_apart(value: Any) -> list[Any]:
+        out = [None] * world
+        dist.all_gather_object(out, value, group=group)
+        return out
+
+    saver = CheckpointSaver(root, rank, gather_apart)
+    for step in range(1, 2 * STEPS + 1):
+        steps(engine, rank, world, step - 1, step)
+        saver.save(checkpoint.take(engine, parallel), step, {"optimizer_step": step})
+    saver.finish()
+
+
+def test_checkpoints_written_beside_the_next_steps_are_those_of_their_step(tmp_path: Path) -> None:
+    """One after every step, so that each write falls into collectives of training."""
+    run_ranks(2, save_beside_steps, str(tmp_path))
+    for step in range(1, 2 * STEPS + 1):
+        assert_equal_to_dense(tmp_path, step)
 
 
 META = {"optimizer_step": 3, "cursor": {"step": 3, "seed": 0}, "processor_hash": "p"}

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
 from elasmo.model import published
 from elasmo.model.fragment_writer import commit, write_file
 from elasmo.model.fragments import WEIGHT, CheckpointError, Manifest
+from elasmo.model.stores import open_store
 from elasmo.train import checkpoint, retention
 from elasmo.train.publication import publish
 from tests.serve.tiny import tiny_model
@@ -48,6 +51,24 @@ def test_the_chosen_checkpoint_is_served_as_it_lies(run: Path, step: int | None,
         assert ours.detach().equal(original.detach() * wanted), name
     assert loaded.manifest["source"] == {"run": "r", "step": wanted, "gold": "abc"}
     assert not list(done.folder.glob("*.safetensors"))
+
+
+def test_a_checkpoint_in_another_store_is_served_from_there(run: Path) -> None:
+    store = open_store(f"memory://{uuid4().hex}/runs")
+    for place in retention.committed(run / "checkpoints"):
+        for name in place.files():
+            store.child(place.name).put(name, bytes(place.read(name)))
+    summary = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps({**summary, "checkpoints": store.url}))
+    shutil.rmtree(run / "checkpoints")
+    done = publish(run)
+    loaded = published.load(done.folder)
+    assert loaded.manifest["weights"]["folder"] == f"{store.url}/step-000010"
+    original = tiny_model()[0]
+    for ours, theirs in zip(loaded.model.parameters(), original.parameters(), strict=True):
+        assert ours.detach().equal(theirs.detach() * 10)
+    retention.write_best(run, retention.folder_name(20), "mean_accuracy", 0.9)
+    assert retention.prune(store, 1, retention.pinned(run)) == []
 
 
 def test_a_published_checkpoint_survives_pruning(run: Path) -> None:

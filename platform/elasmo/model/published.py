@@ -270,6 +270,10 @@ def _read_processor(folder: Path, manifest: Mapping[str, Any]) -> AnyProcessor |
 
 def _load_weights(model: MultimodalDecoder, folder: str | Path, weights: Manifest) -> None:
     reader = FragmentReader(folder, weights)
+    try:
+        reader.verify()  # by SHA-256, for which the model hash vouches
+    except CheckpointError as error:
+        raise PublishedError(str(error)) from None
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             try:
