@@ -14,7 +14,7 @@ from typing import Any
 from elasmo.config import Config, dump
 from elasmo.data.gold_mixture import GoldMixture
 from elasmo.data.plan import StepPlan
-from elasmo.model.stores import Store, open_store
+from elasmo.model.stores import Store, StoreError, open_store
 
 PACKAGES = ("ray", "torch", "deepspeed", "pyarrow", "numpy", "elasmo")
 
@@ -58,10 +58,14 @@ def pinned(config: Config, gold: GoldMixture) -> Config:
 
 
 def create(config: Config, run_id: str, gold: GoldMixture) -> Path:
-    """Makes the run folder, or takes up an unfinished run's."""
+    """Makes the run folder, or takes up an unfinished run's.
+
+    Raises:
+        StoreError: the run's checkpoints are elsewhere than `train.checkpoint_storage` says now.
+    """
     folder = (Path(config.train.storage) / run_id).resolve()
     (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
-    storage = config.train.checkpoint_storage
+    checkpoints = _checkpoint_place(folder, config.train.checkpoint_storage)
     (folder / "config.yaml").write_text(dump(config))
     # With this run's model configuration: its context length is the limit that serving keeps.
     gold.processor().with_model(config.model).save(folder / "processor")
@@ -78,7 +82,7 @@ def create(config: Config, run_id: str, gold: GoldMixture) -> Path:
             "sources": [{"dataset": source.name, "snapshot": source.snapshot} for source in gold.golds],
         },
         seed=config.seed,
-        checkpoints=None if storage is None else f"{storage.rstrip('/')}/{run_id}",
+        checkpoints=checkpoints,
         steps=config.train.steps,
         versions=versions(),
     )
@@ -93,6 +97,20 @@ def checkpoint_root(folder: Path) -> Store:
     """
     summary = read_summary(folder) if (folder / "run.json").is_file() else {}
     return open_store(summary.get("checkpoints") or folder / "checkpoints")
+
+
+def _checkpoint_place(folder: Path, storage: str | None) -> str | None:
+    """Below `train.checkpoint_storage`, or where the run began; None for the run's folder."""
+    place = None if storage is None else f"{storage.rstrip('/')}/{folder.name}"
+    if not (folder / "run.json").is_file():
+        return place
+    known: str | None = read_summary(folder).get("checkpoints")
+    if place not in (None, known):
+        raise StoreError(
+            f"train.checkpoint_storage={storage}, but run {folder.name} keeps its checkpoints in "
+            f"{known or folder / 'checkpoints'}; leave the key out, or start a new run."
+        )
+    return known
 
 
 def write_summary(folder: Path, **values: Any) -> None:
