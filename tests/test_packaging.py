@@ -100,6 +100,10 @@ def test_a_command_in_the_documentation_exists(page: str, words: list[str]) -> N
     if words[0] == "elasmo":
         verbs = {command.name: command.callback for command in app.registered_commands}
         verb = next((word for word in words[1:] if not word.startswith("-")), None)
+        for group in app.registered_groups:
+            if verb == group.name:
+                verbs |= {f"{verb}-{c.name}": c.callback for c in group.typer_instance.registered_commands}
+                verb = f"{verb}-{words[2]}"
         assert verb in verbs
         source = (LIBRARY / "cli" / f"{verb.replace('-', '_')}.py").read_text()
         options = {word.split("=")[0] for word in words if word.startswith("--")}

@@ -9,7 +9,7 @@ import sys
 import pytest
 import yaml
 
-from elasmo.cli.main import VERBS, app, main, mistake
+from elasmo.cli.main import GROUPS, VERBS, app, main, mistake
 from elasmo.config import Config, ConfigError, load
 
 
@@ -33,12 +33,14 @@ def test_help_imports_no_heavy_library_and_lists_the_verbs() -> None:
     heavy = {"torch", "ray", "deepspeed", "numpy", "pandas", "pyarrow", "pydantic", "sklearn", "tokenizers", "openai"}
     assert heavy.isdisjoint(json.loads(modules))
     listed = {line.split()[0] for line in help_lines if line.startswith("  ") and line.strip()}
-    assert {command.name for command in app.registered_commands} <= listed
+    assert {command.name for command in (*app.registered_commands, *app.registered_groups)} <= listed
 
 
 def test_every_verb_has_a_help_line() -> None:
     assert [command.name for command in app.registered_commands] == list(VERBS)
-    for command in app.registered_commands:
+    assert [group.name for group in app.registered_groups] == list(GROUPS)
+    own = [command for group in app.registered_groups for command in group.typer_instance.registered_commands]
+    for command in (*app.registered_commands, *own):
         assert command.callback is not None and command.callback.__doc__, command.name
 
 

@@ -16,7 +16,7 @@ from elasmo.model.fragments import FragmentReader
 from elasmo.model.multimodal import MultimodalDecoder
 from elasmo.model.tokenizer import AUDIO, IMAGE, TABLE
 from elasmo.parallel.planner import LayoutError
-from elasmo.train import RunResult, checkpoint, fit
+from elasmo.train import RunResult, fit, retention
 from elasmo.train.local_cluster import LocalCluster
 from elasmo.train.publication import publish
 from elasmo.train.run_folder import events
@@ -105,7 +105,7 @@ def test_pretraining_divides_the_loss_of_all_text_by_its_tokens(lake: Path, stor
     first = events(result.folder, "step")[0]
     assert first["target_tokens"] == count
     assert first["loss"] == pytest.approx(total / count, rel=1e-5)
-    best = checkpoint.read_best(result.folder)
+    best = retention.read_best(result.folder)
     assert best is not None and best["metric"] == "negative_loss" and best["value"] < 0
 
 
@@ -121,7 +121,7 @@ def test_the_two_stages_of_llava_hand_their_weights_on(alone: RunResult, lake: P
         assert config.model == small
         sources.append(fit(config).folder)
     for folder in sources:
-        reader = FragmentReader(checkpoint.committed(folder / "checkpoints")[-1])
+        reader = FragmentReader(retention.committed(folder / "checkpoints")[-1])
         weights.append({name: reader.tensor(name) for name in reader.manifest.shapes})
     _, before, aligned, tuned = weights
     for name in before:

@@ -5,22 +5,27 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from itertools import pairwise, product
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from elasmo.model.fragment_writer import Piece, commit, put_manifest, write_file, write_fragments
 from elasmo.model.fragments import (
     CheckpointError,
     FragmentReader,
     Manifest,
-    commit,
+    encode_manifest,
+    fragment_key,
     read_manifest,
     split_evenly,
-    write_file,
 )
+from elasmo.model.safetensors_stream import read_header
+from elasmo.model.stores import LocalStore, open_store
 
 SHAPES = {"a.weight": (5, 3), "a.bias": (7,), "b": (1,)}
 
@@ -70,18 +75,63 @@ def test_tensors_and_ranges_read_back_exactly(tmp_path: Path, world: int) -> Non
     assert read_manifest(folder).meta == {"x": 1}
 
 
-def test_a_flipped_byte_is_refused_with_file_and_tensor(tmp_path: Path) -> None:
+def flipped(path: Path, at: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+def test_a_flipped_byte_is_refused_with_the_tensor_that_it_lies_in(tmp_path: Path) -> None:
+    """DeepSpeed#7601: a flipped byte."""
     folder, _ = make(tmp_path)
-    victim = folder / "rank-1.safetensors"
-    data = bytearray(victim.read_bytes())
-    data[-1] ^= 1
-    victim.write_bytes(data)
-    held = next(f.tensor for f in read_manifest(folder).fragments if f.file == victim.name)
-    with pytest.raises(CheckpointError, match=rf"rank-1\.safetensors differs .*'{held}'"):
-        FragmentReader(folder).verify()
-    with pytest.raises(CheckpointError, match="differs"):
-        for name in SHAPES:
-            FragmentReader(folder).tensor(name)
+    for fragment in read_manifest(folder).fragments:
+        victim = folder / fragment.file
+        place = read_header(LocalStore(folder), fragment.file)[fragment_key(fragment, "weight")]
+        flipped(victim, place.stop - 1)
+        said = rf"{fragment.file} differs from its manifest in 'weight' of tensor '{fragment.tensor}', elements "
+        with pytest.raises(CheckpointError, match=said + f"{fragment.start}:{fragment.stop};"):
+            FragmentReader(folder).verify()
+        with pytest.raises(CheckpointError, match=f"of tensor '{fragment.tensor}'"):
+            FragmentReader(folder).tensor(fragment.tensor)
+        flipped(victim, place.stop - 1)
+    FragmentReader(folder).verify()
+
+
+@pytest.mark.parametrize("stride", [11, pytest.param(1, marks=pytest.mark.full)])
+def test_any_flipped_byte_of_any_file_is_refused(tmp_path: Path, stride: int) -> None:
+    folder, values = make(tmp_path)
+    for path in sorted(folder.iterdir()):
+        for at in range(0, path.stat().st_size, stride):
+            flipped(path, at)
+            with pytest.raises(CheckpointError):
+                FragmentReader(folder).verify()
+            # What reads without verifying first never gets a wrong value.
+            try:
+                read = {name: FragmentReader(folder).tensor(name) for name in SHAPES}
+            except CheckpointError:
+                read = values
+            assert all(torch.equal(read[name], value) for name, value in values.items())
+            flipped(path, at)
+
+
+@pytest.mark.parametrize("short", ["file", "header"])
+def test_a_file_that_was_cut_short_is_refused(tmp_path: Path, short: str) -> None:
+    folder, _ = make(tmp_path)
+    path = folder / "rank-1.safetensors"
+    path.write_bytes(path.read_bytes()[: 4 if short == "header" else -1])
+    with pytest.raises(CheckpointError, match=r"rank-1.* \(has \d+ bytes, not \d+\); it holds tensor '"):
+        FragmentReader(folder).tensor("a.weight")
+
+
+def test_a_manifest_that_lost_or_repeats_a_fragment_is_refused_with_the_tensor(tmp_path: Path) -> None:
+    """Also when whoever changed it mended its own checksum."""
+    folder, _ = make(tmp_path)
+    manifest = read_manifest(folder)
+    for broken in (manifest.fragments[1:], (manifest.fragments[0], *manifest.fragments)):
+        damaged = dataclasses.replace(manifest, fragments=broken)
+        (folder / "manifest.json").write_bytes(encode_manifest(damaged))
+        with pytest.raises(CheckpointError, match=f"'{manifest.fragments[0].tensor}'"):
+            FragmentReader(folder).verify()
 
 
 def test_a_missing_file_is_refused_with_a_tensor_it_held(tmp_path: Path) -> None:
@@ -117,5 +167,54 @@ def test_a_manifest_of_another_format_is_refused(tmp_path: Path) -> None:
     folder, _ = make(tmp_path)
     raw = json.loads((folder / "manifest.json").read_text())
     (folder / "manifest.json").write_text(json.dumps({**raw, "format": 9}))
-    with pytest.raises(CheckpointError, match="format is 9"):
+    with pytest.raises(
+        CheckpointError, match=r"format is 9, this version reads 2; use a checkpoint of this version\.$"
+    ):
         read_manifest(folder)
+    old = {"step": 1, "shapes": {}, "states": [], "fragments": [], "files": [], "meta": {}, "format": 1}
+    (folder / "manifest.json").write_text(json.dumps(old))
+    with pytest.raises(CheckpointError, match="format is 1, this version reads 2"):
+        FragmentReader(folder)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_any_box_of_any_cut_reads_back_from_any_store(data: st.DataObject) -> None:
+    """Uneven cuts along both dimensions, each part split unevenly again; read in boxes that fit none of them."""
+    shape = (data.draw(st.integers(1, 7)), data.draw(st.integers(1, 7)))
+    value = torch.arange(float(math.prod(shape))).reshape(shape)
+
+    def cuts(size: int) -> list[tuple[int, int]]:
+        edges = sorted({0, size, *data.draw(st.sets(st.integers(0, size), max_size=2))})
+        return list(pairwise(edges))
+
+    store = open_store(f"memory://{uuid4().hex}")
+    files, fragments = [], []
+    for rank, box in enumerate(product(cuts(shape[0]), cuts(shape[1]))):
+        flat = value[tuple(slice(*edge) for edge in box)].reshape(-1)
+        for part, (low, high) in enumerate(cuts(flat.numel())):
+            pieces = [Piece("w", low, {"weight": flat[low:high]}, box)]
+            file, written = write_fragments(store, f"{rank}-{part}", pieces)
+            files.append(file)
+            fragments += written
+    put_manifest(store, Manifest(1, {"w": shape}, ("weight",), tuple(fragments), tuple(files)))
+    reader = FragmentReader(store)
+    reader.verify()
+    wanted = tuple(data.draw(st.sampled_from(cuts(size))) for size in shape)
+    whole = value[tuple(slice(*edge) for edge in wanted)].reshape(-1)
+    start = data.draw(st.integers(0, whole.numel() - 1))
+    stop = data.draw(st.integers(start + 1, whole.numel()))
+    assert torch.equal(reader.read("w", "weight", start, stop, wanted), whole[start:stop])
+
+
+def test_a_long_range_is_written_in_parts_of_which_few_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("elasmo.model.fragment_writer.FRAGMENT_ELEMENTS", 10)
+    value = torch.arange(95.0)
+    file, fragments = write_file(tmp_path / "f", [("w", 5, {"weight": value[5:]}), ("w", 0, {"weight": value[:5]})])
+    put_manifest(LocalStore(tmp_path), Manifest(1, {"w": (95,)}, ("weight",), fragments, (file,)))
+    assert sorted(part.stop - part.start for part in fragments) == [5, *[10] * 9]
+    reader = FragmentReader(tmp_path)
+    assert torch.equal(reader.read("w", "weight", 12, 20), value[12:20])
+    assert reader.bytes_read == 4 * 20

@@ -16,7 +16,8 @@ from elasmo.config import LoraConfig
 from elasmo.model import lora, published
 from elasmo.model.batch import collate, pack
 from elasmo.model.encoded import Encoded
-from elasmo.model.fragments import WEIGHT, FragmentReader, Manifest, commit, write_file
+from elasmo.model.fragment_writer import commit, write_file
+from elasmo.model.fragments import WEIGHT, FragmentReader, Manifest
 from elasmo.model.hugging_face import import_model
 from elasmo.model.hugging_face_defaults import HuggingFaceError
 from elasmo.model.multimodal import MultimodalDecoder

@@ -163,7 +163,7 @@ class DenseRun:
 
 
 @lru_cache
-def dense_run(kind: str, frozen: tuple[str, ...] = ()) -> DenseRun:
+def dense_run(kind: str, frozen: tuple[str, ...] = (), steps: int = STEPS) -> DenseRun:
     """The oracle: one process, plain torch, the load-balancing loss written out."""
     model = make_model(kind)
     for name, parameter in model.named_parameters():
@@ -171,7 +171,7 @@ def dense_run(kind: str, frozen: tuple[str, ...] = ()) -> DenseRun:
             parameter.requires_grad_(False)
     optimizer = torch.optim.AdamW(groups(model), lr=TRAIN.lr, betas=TRAIN.betas, eps=TRAIN.eps)
     run = DenseRun([], [], [], [])
-    for step in range(STEPS):
+    for step in range(steps):
         count, total = targets(slots(kind, step)), 0.0
         optimizer.zero_grad()
         for samples in slots(kind, step):

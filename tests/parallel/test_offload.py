@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from elasmo.config import TrainConfig
 from elasmo.parallel.layout import Layout
-from elasmo.train import checkpoint, deepspeed_adapter
+from elasmo.train import checkpoint, deepspeed_adapter, retention
 from tests.gloo import run_ranks
 from tests.parallel import layout_run, oracle
 from tests.parallel.test_checkpoint_layouts import SAVED, resume, write
@@ -28,7 +28,7 @@ def train(rank: int, world: int, layout: Layout, offload: str, root: str) -> dic
             write(engine, root, rank)
             engine.deepspeed.destroy()
             engine = layout_run.start(KIND, layout, offload=offload)
-            checkpoint.load(engine.deepspeed, Path(root) / checkpoint.folder_name(SAVED), engine.shards, engine.shapes)
+            checkpoint.load(engine.deepspeed, Path(root) / retention.folder_name(SAVED), engine.shards, engine.shapes)
         loss = layout_run.run_step(engine, KIND, step)
         layout_run.note(worst, "loss", abs(loss - dense.losses[step]) / dense.losses[step])
         layout_run.compare_owned(engine, dense, step, worst)

@@ -11,11 +11,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from elasmo.config import TrainConfig
-from elasmo.model.fragments import FragmentReader
+from elasmo.model.fragments import CheckpointError, FragmentReader, Manifest
 from elasmo.parallel.layout import Layout
 from elasmo.parallel.mesh import make_mesh
 from elasmo.parallel.shards import whole
-from elasmo.train import checkpoint, deepspeed_adapter
+from elasmo.train import checkpoint, deepspeed_adapter, retention
+from elasmo.train.checkpoint_saver import CheckpointSaver
 from tests.gloo import run_ranks
 
 SLOTS = 4
@@ -91,19 +92,19 @@ def start(stage: int, world: int, dtype: str) -> tuple[Any, Any]:
 def train_and_save(rank: int, world: int, stage: int, root: str, dtype: str = "float32") -> None:
     engine, parallel = start(stage, world, dtype)
     steps(engine, rank, world, 0, STEPS)
-    checkpoint.save(engine, Path(root), STEPS, {"optimizer_step": STEPS}, rank, 1, gather, parallel)
+    checkpoint.save(engine, Path(root), STEPS, {"optimizer_step": STEPS}, rank, gather, parallel)
 
 
 def resume_and_save(rank: int, world: int, stage: int, root: str, dtype: str = "float32") -> None:
     engine, parallel = start(stage, world, dtype)
     shapes = {name: tuple(parameter.shape) for name, parameter in Net().named_parameters()}
-    checkpoint.load(engine, Path(root) / checkpoint.folder_name(STEPS), parallel[1], shapes)
+    checkpoint.load(engine, Path(root) / retention.folder_name(STEPS), parallel[1], shapes)
     steps(engine, rank, world, STEPS, 2 * STEPS)
-    checkpoint.save(engine, Path(root), 2 * STEPS, {"optimizer_step": 2 * STEPS}, rank, 2, gather, parallel)
+    checkpoint.save(engine, Path(root), 2 * STEPS, {"optimizer_step": 2 * STEPS}, rank, gather, parallel)
 
 
 def weights(root: Path, step: int) -> dict[str, Tensor]:
-    reader = FragmentReader(root / checkpoint.folder_name(step))
+    reader = FragmentReader(root / retention.folder_name(step))
     return {name: reader.tensor(name) for name in reader.manifest.shapes}
 
 
@@ -118,7 +119,7 @@ def assert_equal_to_dense(root: Path, step: int, tolerance: float = 2e-6) -> Non
 def train_on_and_save(rank: int, world: int, stage: int, root: str, dtype: str) -> None:
     engine, parallel = start(stage, world, dtype)
     steps(engine, rank, world, 0, 2 * STEPS)
-    checkpoint.save(engine, Path(root), 2 * STEPS, {"optimizer_step": 2 * STEPS}, rank, 1, gather, parallel)
+    checkpoint.save(engine, Path(root), 2 * STEPS, {"optimizer_step": 2 * STEPS}, rank, gather, parallel)
 
 
 @pytest.mark.parametrize("stage", [1, 3])
@@ -158,3 +159,72 @@ def test_resume_over_many_layouts_equals_the_dense_run(
     tmp_path: Path, stage: int, world: int, next_stage: int, next_world: int
 ) -> None:
     case(tmp_path, stage, world, next_stage, next_world)
+
+
+def save_beside_steps(rank: int, world: int, root: str) -> None:
+    engine, parallel = start(1, world, "float32")
+    group = dist.new_group()
+
+    def gather_apart(value: Any) -> list[Any]:
+        out = [None] * world
+        dist.all_gather_object(out, value, group=group)
+        return out
+
+    saver = CheckpointSaver(root, rank, gather_apart)
+    for step in range(1, 2 * STEPS + 1):
+        steps(engine, rank, world, step - 1, step)
+        saver.save(checkpoint.take(engine, parallel), step, {"optimizer_step": step})
+    saver.finish()
+
+
+def test_checkpoints_written_beside_the_next_steps_are_those_of_their_step(tmp_path: Path) -> None:
+    """One after every step, so that each write falls into collectives of training."""
+    run_ranks(2, save_beside_steps, str(tmp_path))
+    for step in range(1, 2 * STEPS + 1):
+        assert_equal_to_dense(tmp_path, step)
+
+
+META = {"optimizer_step": 3, "cursor": {"step": 3, "seed": 0}, "processor_hash": "p"}
+
+
+@pytest.mark.parametrize("missing", ["cursor", "processor_hash"])
+def test_a_checkpoint_without_its_data_state_is_not_resumed(missing: str) -> None:
+    """NVIDIA-NeMo/Megatron-Bridge#3993: weights came back, and the data began at an arbitrary position."""
+    meta = {name: value for name, value in META.items() if name != missing}
+    manifest = Manifest(3, {}, (), (), (), meta)
+    with pytest.raises(CheckpointError, match=f"step-000003 has no {missing}: training cannot go on where it stopped"):
+        checkpoint.check_resumable(manifest, {"step": 3, "seed": 0}, "p", "step-000003")
+
+
+def test_a_cursor_that_lacks_a_setting_and_another_tokenizer_are_refused() -> None:
+    manifest = Manifest(3, {}, (), (), (), META)
+    checkpoint.check_resumable(manifest, {"step": 3, "seed": 0}, "p", "x")
+    with pytest.raises(CheckpointError, match="x does not say which sources its data was read under"):
+        checkpoint.check_resumable(manifest, {"step": 3, "sources": []}, "p", "x")
+    with pytest.raises(CheckpointError, match="x was trained with another tokenizer"):
+        checkpoint.check_resumable(manifest, {"step": 3}, "q", "x")
+
+
+def test_a_checkpoint_without_the_optimizers_step_is_refused() -> None:
+    with pytest.raises(CheckpointError, match="x has no optimizer_step: training cannot go on where it stopped; use"):
+        checkpoint.state_of(Manifest(3, {}, (), (), ()), "optimizer_step", "x")
+
+
+def load_and_save(rank: int, world: int, stage: int, root: str, out: str) -> None:
+    engine, parallel = start(stage, world, "bfloat16")
+    shapes = {name: tuple(parameter.shape) for name, parameter in Net().named_parameters()}
+    checkpoint.load(engine, Path(root) / retention.folder_name(STEPS), parallel[1], shapes)
+    checkpoint.save(engine, Path(out), STEPS, {"optimizer_step": STEPS}, rank, gather, parallel)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("stage", "world"), [(3, 3), (2, 1), (1, 3)])
+def test_masters_and_moments_of_bfloat16_weights_pass_through_any_stage_bit_for_bit(
+    tmp_path: Path, stage: int, world: int
+) -> None:
+    run_ranks(2, train_and_save, 1, str(tmp_path), "bfloat16")
+    run_ranks(world, load_and_save, stage, str(tmp_path), str(tmp_path / "again"))
+    ours, theirs = (FragmentReader(place / retention.folder_name(STEPS)) for place in (tmp_path / "again", tmp_path))
+    for name in theirs.manifest.shapes:
+        for state in ("weight", "exp_avg", "exp_avg_sq"):
+            assert torch.equal(ours.tensor(name, state), theirs.tensor(name, state)), (name, state)

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from elasmo.model.fragments import FragmentReader
 from elasmo.parallel.layout import Layout
-from elasmo.train import checkpoint, deepspeed_adapter
+from elasmo.train import checkpoint, deepspeed_adapter, retention
 from elasmo.train.freeze import FreezeError, freeze
 from tests.gloo import run_ranks
 from tests.parallel import layout_run, oracle
@@ -64,7 +64,7 @@ def train(rank: int, world: int, layout: Layout, patterns: tuple[str, ...], root
         layout_run.note(worst, "loss", abs(loss - dense.losses[step]) / dense.losses[step])
         layout_run.compare_owned(engine, dense, step, worst)
     parallel = (engine.mesh, engine.shards)
-    checkpoint.save(engine.deepspeed, Path(root), 2, {"optimizer_step": 2}, rank, 1, gather, parallel)
+    checkpoint.save(engine.deepspeed, Path(root), 2, {"optimizer_step": 2}, rank, gather, parallel)
     return worst
 
 
@@ -74,7 +74,7 @@ def resume(rank: int, world: int, layout: Layout, patterns: tuple[str, ...], roo
     engine = layout_run.start("multimodal", layout, patterns)
     for _, _, values in deepspeed_adapter.frozen_slices(engine.deepspeed):
         values.zero_()  # what the checkpoint must bring back
-    checkpoint.load(engine.deepspeed, Path(root) / checkpoint.folder_name(2), engine.shards, engine.shapes)
+    checkpoint.load(engine.deepspeed, Path(root) / retention.folder_name(2), engine.shards, engine.shapes)
     loss = layout_run.run_step(engine, "multimodal", 2)
     worst = {"loss": abs(loss - dense.losses[2]) / dense.losses[2]}
     layout_run.compare_owned(engine, dense, 2, worst)
@@ -97,7 +97,7 @@ def test_frozen_parts_survive_training_and_a_change_of_layout(
 ) -> None:
     for worst in run_ranks(before.world, train, before, patterns, str(tmp_path)):
         assert not {name: value for name, value in worst.items() if not value <= 1e-5}
-    reader = FragmentReader(tmp_path / checkpoint.folder_name(2))
+    reader = FragmentReader(tmp_path / retention.folder_name(2))
     initial = dict(oracle.make_model("multimodal").named_parameters())
     frozen = frozen_names(patterns)
     assert frozen and set(reader.manifest.shapes) == set(initial)

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from elasmo.model import published
-from elasmo.model.fragments import WEIGHT, CheckpointError, Manifest, commit, write_file
+from elasmo.model.fragment_writer import commit, write_file
+from elasmo.model.fragments import WEIGHT, CheckpointError, Manifest
 from elasmo.model.multimodal import MultimodalDecoder
 from elasmo.train.initial import load_initial
 from tests.serve.tiny import tiny_model

@@ -16,7 +16,7 @@ from elasmo.model import published
 from elasmo.model.fragments import MANIFEST, CheckpointError
 from elasmo.model.lora import LoraError
 from elasmo.parallel.planner import LayoutError
-from elasmo.train import checkpoint
+from elasmo.train import retention
 from elasmo.train.freeze import FreezeError
 from elasmo.train.preflight import preflight
 from tests.serve.tiny import CONFIG, tiny_model
@@ -92,7 +92,7 @@ def test_a_run_that_has_a_checkpoint_reads_no_source(tmp_path: Path) -> None:
     config = configured("train.init_from=[absent]", storage=str(tmp_path))
     with pytest.raises(CheckpointError, match="absent"):
         preflight(config, gold(), "taken-up")
-    folder = tmp_path / "taken-up" / "checkpoints" / checkpoint.folder_name(20)
+    folder = tmp_path / "taken-up" / "checkpoints" / retention.folder_name(20)
     folder.mkdir(parents=True)
     (folder / MANIFEST).touch()
     assert preflight(config, gold(), "taken-up") == [1, 2]

@@ -5,8 +5,15 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
+from elasmo.config import Config, load
+from elasmo.data.ingest import ingest
 from elasmo.data.plan import StepPlan
-from elasmo.train.run_folder import LogReader, check_receipts, events, write_summary
+from elasmo.data.stream import open_gold
+from elasmo.model.stores import StoreError
+from elasmo.train.run_folder import LogReader, check_receipts, checkpoint_root, create, events, write_summary
+from tests.data.conftest import config, pets  # noqa: F401
 from tests.data.test_plan import make_index
 
 
@@ -56,3 +63,21 @@ def test_the_summary_grows(tmp_path: Path) -> None:
     write_summary(tmp_path, status="running", run="r")
     write_summary(tmp_path, status="succeeded")
     assert json.loads((tmp_path / "run.json").read_text()) == {"status": "succeeded", "run": "r"}
+
+
+def test_a_run_keeps_its_checkpoints_where_it_began(tmp_path: Path, pets: Path, config: Config) -> None:  # noqa: F811
+    ingest(config, pets)
+    of = load(None, [f"data.dataset={pets}", f"data.lake={config.data.lake}"], {})
+    gold = open_gold(of)
+
+    def begun(name: str, where: str | None) -> str:
+        changed = of.train.model_copy(update={"storage": str(tmp_path), "checkpoint_storage": where})
+        return checkpoint_root(create(of.model_copy(update={"train": changed}), name, gold)).url
+
+    assert begun("local", None) == str(tmp_path / "local" / "checkpoints")
+    assert begun("away", "memory://bucket/") == "memory:///bucket/away"
+    # Taken up without the key, the run finds them; with another place it would begin again at step 0 without a word.
+    assert begun("away", None) == begun("away", "memory://bucket/") == "memory:///bucket/away"
+    for name, where in (("away", "memory://other"), ("local", "memory://bucket")):
+        with pytest.raises(StoreError, match=rf"{where}, but run {name} keeps its checkpoints in .*; leave the key"):
+            begun(name, where)

@@ -35,6 +35,8 @@ VERBS = (
     "config",
     "doctor",
 )
+GROUPS = ("checkpoint",)
+"""Verbs that have verbs of their own, a file each: `cli/checkpoint_ls.py` is `elasmo checkpoint ls`."""
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -88,6 +90,8 @@ def _register() -> None:
     for verb in VERBS:
         name = verb.replace("-", "_")
         app.command(verb)(getattr(importlib.import_module(f"elasmo.cli.{name}"), name))
+    for group in GROUPS:
+        app.add_typer(getattr(importlib.import_module(f"elasmo.cli.{group}"), group), name=group)
 
 
 _register()

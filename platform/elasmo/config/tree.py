@@ -186,6 +186,15 @@ class TrainConfig(Section):
     eval_every: Positive = 100
     checkpoint_every: Positive = 20
     keep_checkpoints: Positive = 2
+    checkpoint_async: bool = Field(
+        True, description="write checkpoints beside the next steps, from a copy in host memory that stays allocated"
+    )
+    checkpoint_storage: str | None = Field(
+        None, description="folder or fsspec URL for checkpoints, such as s3://bucket/runs; the run's folder when null"
+    )
+    checkpoint_timeout_s: Seconds = Field(
+        600.0, description="how long a rank's writer waits for the slowest rank's before the run restarts"
+    )
     storage: str = "runs"
     workers: WorkersConfig = WorkersConfig()
     log: LogConfig = LogConfig()

@@ -1,7 +1,7 @@
 """Checkpoint fragments: flat ranges of boxes of named tensors in safetensors files, with one manifest written last.
 
 A fragment says which elements of which full tensor it holds, never which rank wrote it, so any layout reads any
-other's checkpoint without a conversion step. A file whose bytes differ from the manifest is refused by name.
+other's checkpoint without a conversion step. Bytes that differ from the manifest are refused by the tensor's name.
 """
 
 from __future__ import annotations
@@ -9,32 +9,37 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
-import shutil
-from collections.abc import Iterable, Mapping, Sequence
+import zlib
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
-from elasmo.model.safetensors_stream import DTYPES
+from elasmo.model.boxes import Box, intersection, volume, whole, within
+from elasmo.model.safetensors_stream import DTYPES, Span, read_header
+from elasmo.model.stores import Store, open_store
 
-FORMAT = 1
+FORMAT = 2
 WEIGHT = "weight"
 MANIFEST = "manifest.json"
+VERIFY_BYTES = 8 << 20
 
 
 class CheckpointError(ValueError):
     """A checkpoint that is absent, incomplete or damaged, named by file and tensor."""
 
 
-Box = tuple[tuple[int, int], ...]
-"""[start, stop) along each dimension of a full tensor."""
+@dataclass(frozen=True)
+class Stored:
+    """One state's values of a fragment: dtype by the format's name, such as `F32`, and CRC-32 of the bytes."""
+
+    dtype: str
+    crc32: int
 
 
 @dataclass(frozen=True)
@@ -49,11 +54,12 @@ class Fragment:
     stop: int
     file: str
     box: Box | None = None
+    states: Mapping[str, Stored] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class FragmentFile:
-    """One safetensors file as it must be found: name, size in bytes, SHA-256."""
+    """One file as it must be found: name, size in bytes, SHA-256."""
 
     name: str
     bytes: int
@@ -85,76 +91,33 @@ class Manifest:
         return sum(file.bytes for file in self.files)
 
 
-def write_file(
-    path: Path, slices: Iterable[tuple[str, int, Mapping[str, Tensor]]], boxes: Mapping[str, Box] | None = None
-) -> tuple[FragmentFile, tuple[Fragment, ...]]:
-    """Writes one file of fragments and syncs it to disk.
-
-    Args:
-        path: the file to write.
-        slices: (tensor name, start, flat values of each state) of what the caller owns.
-        boxes: what of each tensor the caller holds, where that is not the whole of it.
-
-    Returns:
-        The file's record and its fragments, for the manifest.
-    """
-    tensors: dict[str, Tensor] = {}
-    fragments = []
-    for name, start, states in slices:
-        count = next(iter(states.values())).numel()
-        fragment = Fragment(name, start, start + count, path.name, (boxes or {}).get(name))
-        for state, values in states.items():
-            tensors[fragment_key(fragment, state)] = values.detach().cpu().reshape(-1).contiguous().clone()
-        fragments.append(fragment)
-    save_file(tensors, str(path))
-    return describe_file(path), tuple(fragments)
+def encode_manifest(manifest: Manifest) -> bytes:
+    """A manifest's JSON, with the SHA-256 of the rest in front."""
+    body = json.loads(json.dumps(asdict(manifest)))
+    return json.dumps({"sha256": _own_sha256(body), **body}, indent=1, sort_keys=True).encode()
 
 
-def describe_file(path: Path) -> FragmentFile:
-    """Syncs a written file to disk and records what it must be found as."""
-    with path.open("rb") as written:
-        os.fsync(written.fileno())
-    return FragmentFile(path.name, path.stat().st_size, _sha256(path))
-
-
-def commit(temporary: Path, final: Path, manifest: Manifest) -> None:
-    """Writes the manifest last and renames the folder: the checkpoint exists whole, or not at all.
-
-    Raises:
-        CheckpointError: the fragments leave a gap or overlap.
-    """
-    _check_cover(manifest, final)
-    text = json.dumps(asdict(manifest), indent=1, sort_keys=True)
-    partial = temporary / f".{MANIFEST}"
-    with partial.open("w") as out:
-        out.write(text)
-        out.flush()
-        os.fsync(out.fileno())
-    partial.rename(temporary / MANIFEST)
-    if final.exists():
-        shutil.rmtree(final)
-    temporary.rename(final)
-    folder = os.open(final.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
-def read_manifest(folder: Path) -> Manifest:
+def read_manifest(folder: str | Path | Store) -> Manifest:
     """The manifest of a committed checkpoint.
 
     Raises:
-        CheckpointError: there is none, or it is not one of ours.
+        CheckpointError: there is none, or it is not one of ours, or was altered.
     """
-    path = folder / MANIFEST
-    if not path.is_file():
-        raise CheckpointError(f"{folder} has no {MANIFEST}: it is not a committed checkpoint; name one that has.")
+    store = open_store(folder)
+    path = f"{store.url}/{MANIFEST}"
     try:
-        raw = json.loads(path.read_text())
-        return parse_manifest(raw)
-    except (KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{path} is not a checkpoint manifest of format {FORMAT}: {error}.") from None
+        raw = json.loads(bytes(store.read(MANIFEST)))
+        manifest = parse_manifest(raw)
+        known = raw.pop("sha256") == _own_sha256(raw)
+    except (FileNotFoundError, NotADirectoryError):
+        raise CheckpointError(f"{store.url} has no {MANIFEST}: it is not a committed checkpoint; name one.") from None
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CheckpointError(
+            f"{path} is not a checkpoint manifest of format {FORMAT}: {error}; use a checkpoint of this version."
+        ) from None
+    if not known:
+        raise CheckpointError(f"{path} was altered: its SHA-256 does not fit; restore the file or use another step.")
+    return manifest
 
 
 def parse_manifest(raw: Mapping[str, Any]) -> Manifest:
@@ -172,20 +135,30 @@ def parse_manifest(raw: Mapping[str, Any]) -> Manifest:
 
 
 def _parse_fragment(item: Mapping[str, Any]) -> Fragment:
-    box = item.get("box")
-    return Fragment(**{**item, "box": None if box is None else tuple((low, high) for low, high in box)})
+    box = None if item["box"] is None else tuple((low, high) for low, high in item["box"])
+    states = {state: Stored(**stored) for state, stored in item["states"].items()}
+    return Fragment(**{**item, "box": box, "states": states})
+
+
+def _own_sha256(body: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 class FragmentReader:
-    """Reads any part of any tensor from a checkpoint folder, checking each file's bytes before its first use."""
+    """Reads any part of any tensor from a checkpoint, checking the bytes of every fragment that it reads.
 
-    def __init__(self, folder: Path, manifest: Manifest | None = None) -> None:
-        self.folder = folder
-        self.manifest = manifest if manifest is not None else read_manifest(folder)
+    Args:
+        folder: a folder, a URL of fsspec, or a store.
+    """
+
+    def __init__(self, folder: str | Path | Store, manifest: Manifest | None = None) -> None:
+        self.store = open_store(folder)
+        self.folder = self.store.url
+        self.manifest = manifest if manifest is not None else read_manifest(self.store)
         self.bytes_read = 0
-        self._verified: set[str] = set()
-        self._by_box = _by_box(self.manifest)
+        self._by_box = by_box(self.manifest)
         self._files = {file.name: file for file in self.manifest.files}
+        self._headers: dict[str, dict[str, Span]] = {}
 
     def read(
         self, tensor: str, state: str, start: int, stop: int, box: Box | None = None, as_stored: bool = False
@@ -203,7 +176,7 @@ class FragmentReader:
             raise CheckpointError(f"{self.folder} holds no tensor {tensor!r}; it was written for another model.")
         dtype = DTYPES[self.dtype(tensor, state)] if as_stored else torch.float32
         stored = self._by_box[tensor]
-        wanted = _whole(self.manifest.shapes[tensor]) if box is None else box
+        wanted = whole(self.manifest.shapes[tensor]) if box is None else box
         if wanted in stored:
             return self._read_flat(tensor, state, wanted, start, stop, dtype)
         # Other boxes than the wanted one: put together the rows that the range touches, then cut the range out.
@@ -214,42 +187,13 @@ class FragmentReader:
         out = torch.empty([high - low for low, high in rows], dtype=dtype)
         filled = 0
         for source in stored:
-            common = _intersection(source, rows)
+            common = intersection(source, rows)
             if common is not None:
-                out[_within(common, rows)] = self._read_rows(tensor, state, source, common, dtype)
-                filled += _volume(common)
-        if filled != _volume(rows):
+                out[within(common, rows)] = self._read_rows(tensor, state, source, common, dtype)
+                filled += volume(common)
+        if filled != volume(rows):
             raise CheckpointError(f"{self.folder} lacks elements of tensor {tensor!r} in {rows}.")
         return out.view(-1)[start - first * row : stop - first * row]
-
-    def dtype(self, tensor: str, state: str = WEIGHT) -> str:
-        """The format's name of a tensor's dtype, such as `BF16`."""
-        fragment = next(iter(self._by_box[tensor].values()))[0]
-        self._verify(fragment.file)
-        with safe_open(str(self.folder / fragment.file), framework="pt") as file:
-            return str(file.get_slice(fragment_key(fragment, state)).get_dtype())
-
-    def _read_rows(self, tensor: str, state: str, source: Box, part: Box, dtype: torch.dtype) -> Tensor:
-        """A part of a stored box, read by whole rows of that box."""
-        row = math.prod(high - low for low, high in source[1:])
-        low, high = part[0][0] - source[0][0], part[0][1] - source[0][0]
-        values = self._read_flat(tensor, state, source, low * row, high * row, dtype)
-        rows: Box = (part[0], *source[1:])
-        return values.view([b - a for a, b in rows])[_within(part, rows)]
-
-    def _read_flat(self, tensor: str, state: str, box: Box, start: int, stop: int, dtype: torch.dtype) -> Tensor:
-        out = torch.empty(stop - start, dtype=dtype)
-        reached = start
-        for fragment in self._by_box[tensor][box]:
-            low, high = max(start, fragment.start), min(stop, fragment.stop)
-            if low >= high:
-                continue
-            values = self._load(fragment, state)
-            out[low - start : high - start] = values[low - fragment.start : high - fragment.start]
-            reached = high
-        if reached != stop:
-            raise CheckpointError(f"{self.folder} lacks elements {reached}:{stop} of tensor {tensor!r}.")
-        return out
 
     def tensor(self, name: str, state: str = WEIGHT) -> Tensor:
         """A whole tensor in its full shape, float32."""
@@ -258,97 +202,160 @@ class FragmentReader:
             raise CheckpointError(f"{self.folder} holds no tensor {name!r}; it was written for another model.")
         return self.read(name, state, 0, math.prod(shape)).reshape(shape)
 
+    def dtype(self, tensor: str, state: str = WEIGHT) -> str:
+        """The format's name of a tensor's dtype, such as `BF16`."""
+        return self._stored(next(iter(self._by_box[tensor].values()))[0], state).dtype
+
+    def states(self, tensor: str) -> tuple[str, ...]:
+        """What is stored of a tensor: `weight` and, if it was trained, optimizer moments."""
+        return tuple(next(iter(self._by_box[tensor].values()))[0].states)
+
     def verify(self) -> None:
-        """Reads every file and compares size and SHA-256.
+        """Reads every file and compares size and SHA-256, once the fragments are known to cover every tensor.
 
         Raises:
-            CheckpointError: names the first file that is missing or differs, and a tensor it holds.
+            CheckpointError: names the first file that is missing or differs, and the tensor that it differs in.
         """
+        check_cover(self.manifest, self.folder)
         for file in self.manifest.files:
-            self._verify(file.name)
+            digest, reached = hashlib.sha256(), 0
+            held = next((part for part in self.manifest.fragments if part.file == file.name), None)
+            if held is not None:
+                self._header(held)
+            while reached < file.bytes:
+                chunk = self._bytes(file.name, reached, min(file.bytes, reached + VERIFY_BYTES), held)
+                digest.update(chunk)
+                reached += len(chunk)
+            if digest.hexdigest() == file.sha256:
+                continue
+            for fragment in self.manifest.fragments:
+                if fragment.file == file.name:
+                    for state in fragment.states:
+                        self._load(fragment, state)
+            raise self._differs(file.name, "outside its tensors")
+
+    def _read_rows(self, tensor: str, state: str, source: Box, part: Box, dtype: torch.dtype) -> Tensor:
+        """A part of a stored box, read by whole rows of that box."""
+        row = math.prod(high - low for low, high in source[1:])
+        low, high = part[0][0] - source[0][0], part[0][1] - source[0][0]
+        values = self._read_flat(tensor, state, source, low * row, high * row, dtype)
+        rows: Box = (part[0], *source[1:])
+        return values.view([b - a for a, b in rows])[within(part, rows)]
+
+    def _read_flat(self, tensor: str, state: str, box: Box, start: int, stop: int, dtype: torch.dtype) -> Tensor:
+        out = torch.empty(stop - start, dtype=dtype)
+        reached = start
+        for fragment in self._by_box[tensor][box]:
+            low, high = max(start, fragment.start), min(stop, fragment.stop)
+            if low >= high:
+                continue
+            if low != reached:
+                break
+            values = self._load(fragment, state)
+            out[low - start : high - start] = values[low - fragment.start : high - fragment.start]
+            reached = high
+        if reached != stop:
+            raise CheckpointError(f"{self.folder} lacks elements {reached}:{stop} of tensor {tensor!r}.")
+        return out
 
     def _load(self, fragment: Fragment, state: str) -> Tensor:
-        self._verify(fragment.file)
+        """A whole fragment's values of a state, once their bytes are known to be those that were written."""
+        stored, name = self._stored(fragment, state), fragment.file
+        span = self._header(fragment).get(fragment_key(fragment, state))
+        what = f"in {state!r} of tensor {fragment.tensor!r}, elements {fragment.start}:{fragment.stop}"
+        if span is None or span.spec.dtype != stored.dtype or span.spec.shape != (fragment.stop - fragment.start,):
+            raise self._differs(name, what)
+        data = self._bytes(name, span.start, span.stop, fragment)
+        if zlib.crc32(data) != stored.crc32:
+            raise self._differs(name, what)
+        self.bytes_read += len(data)
+        raw = torch.empty(len(data), dtype=torch.uint8)
+        raw.numpy()[:] = np.frombuffer(data, np.uint8)
+        return raw.view(DTYPES[stored.dtype])
+
+    def _stored(self, fragment: Fragment, state: str) -> Stored:
+        if state not in fragment.states:
+            raise CheckpointError(f"{self.folder}/{fragment.file} lacks state {state!r} of tensor {fragment.tensor!r}.")
+        return fragment.states[state]
+
+    def _header(self, fragment: Fragment) -> dict[str, Span]:
+        name = fragment.file
+        if name not in self._headers:
+            try:
+                size = self.store.size(name)
+            except FileNotFoundError:
+                raise self._missing(fragment) from None
+            if size != self._files[name].bytes:
+                wanted = f"has {size} bytes, not {self._files[name].bytes}"
+                raise self._differs(name, f"({wanted}); it holds tensor {fragment.tensor!r}")
+            try:
+                self._headers[name] = read_header(self.store, name)
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                what = f"in its header ({error}); it holds tensor {fragment.tensor!r}"
+                raise self._differs(name, what) from None
+        return self._headers[name]
+
+    def _bytes(self, name: str, start: int, stop: int, fragment: Fragment | None) -> bytes:
         try:
-            with safe_open(str(self.folder / fragment.file), framework="pt") as file:
-                values: Tensor = file.get_tensor(fragment_key(fragment, state))
-        except SafetensorError as error:
-            raise CheckpointError(
-                f"{self.folder / fragment.file} lacks state {state!r} of tensor {fragment.tensor!r}: {error}."
-            ) from None
-        self.bytes_read += values.numel() * values.element_size()
-        return values
+            data = self.store.read(name, start, stop)
+        except FileNotFoundError:
+            if fragment is None:
+                raise CheckpointError(f"{self.folder}/{name} is missing; restore the file.") from None
+            raise self._missing(fragment) from None
+        if len(data) != stop - start:
+            raise self._differs(name, f"(it ends at byte {start + len(data)})")
+        return data
 
-    def _verify(self, name: str) -> None:
-        if name in self._verified:
-            return
-        path, expected = self.folder / name, self._files[name]
-        held = next(fragment.tensor for fragment in self.manifest.fragments if fragment.file == name)
-        if not path.is_file():
-            raise CheckpointError(f"{path} is missing; it holds tensor {held!r}; restore the file or use another step.")
-        if path.stat().st_size != expected.bytes or _sha256(path) != expected.sha256:
-            raise CheckpointError(
-                f"{path} differs from its manifest (SHA-256 {expected.sha256[:12]}… expected); it holds {held!r}; "
-                "restore the file or use another step."
-            )
-        self._verified.add(name)
+    def _missing(self, fragment: Fragment) -> CheckpointError:
+        return CheckpointError(
+            f"{self.folder}/{fragment.file} is missing; it holds tensor {fragment.tensor!r}; restore the file or use "
+            "another step."
+        )
+
+    def _differs(self, name: str, what: str) -> CheckpointError:
+        return CheckpointError(
+            f"{self.folder}/{name} differs from its manifest {what}; restore the file or use another step."
+        )
 
 
-def _check_cover(manifest: Manifest, folder: Path) -> None:
-    stored = _by_box(manifest)
+def by_box(manifest: Manifest) -> dict[str, dict[Box, list[Fragment]]]:
+    """Fragments of each box of each tensor, in order."""
+    found: dict[str, dict[Box, list[Fragment]]] = {}
+    for fragment in sorted(manifest.fragments, key=lambda item: (item.tensor, item.start)):
+        box = whole(manifest.shapes[fragment.tensor]) if fragment.box is None else fragment.box
+        found.setdefault(fragment.tensor, {}).setdefault(box, []).append(fragment)
+    return found
+
+
+def check_cover(manifest: Manifest, place: str) -> None:
+    """Refuses fragments that do not make up every element of every tensor exactly once, in the same states.
+
+    Raises:
+        CheckpointError: names the first such tensor.
+    """
+    stored = by_box(manifest)
     for name, shape in manifest.shapes.items():
         boxes = stored.get(name, {})
         for box, fragments in boxes.items():
             reached = 0
             for fragment in fragments:
                 if fragment.start != reached:
-                    raise CheckpointError(
-                        f"{folder}: fragments of {name!r} leave or repeat {reached}:{fragment.start}."
-                    )
+                    raise CheckpointError(f"{place}: fragments of {name!r} leave or repeat {reached}:{fragment.start}.")
                 reached = fragment.stop
-            if reached != _volume(box):
-                raise CheckpointError(f"{folder}: fragments of {name!r} end at {reached} of {box}.")
-        overlap = any(_intersection(a, b) is not None for a, b in combinations(boxes, 2))
-        if overlap or sum(map(_volume, boxes)) != math.prod(shape):
-            raise CheckpointError(f"{folder}: the parts of {name!r} do not make up its shape {tuple(shape)}.")
-
-
-def _by_box(manifest: Manifest) -> dict[str, dict[Box, list[Fragment]]]:
-    """Fragments of each box of each tensor, in order."""
-    found: dict[str, dict[Box, list[Fragment]]] = {}
-    for fragment in sorted(manifest.fragments, key=lambda item: (item.tensor, item.start)):
-        box = _whole(manifest.shapes[fragment.tensor]) if fragment.box is None else fragment.box
-        found.setdefault(fragment.tensor, {}).setdefault(box, []).append(fragment)
-    return found
-
-
-def _whole(shape: Sequence[int]) -> Box:
-    return tuple((0, size) for size in shape)
-
-
-def _volume(box: Box) -> int:
-    return math.prod(high - low for low, high in box)
-
-
-def _intersection(a: Box, b: Box) -> Box | None:
-    common = tuple((max(low, lower), min(high, upper)) for (low, high), (lower, upper) in zip(a, b, strict=True))
-    return common if all(low < high for low, high in common) else None
-
-
-def _within(box: Box, outer: Box) -> tuple[slice, ...]:
-    """Where a box lies in a tensor that holds `outer`."""
-    return tuple(slice(low - start, high - start) for (low, high), (start, _) in zip(box, outer, strict=True))
+            if reached != volume(box):
+                raise CheckpointError(f"{place}: fragments of {name!r} end at {reached} of {box}.")
+        overlap = any(intersection(a, b) is not None for a, b in combinations(boxes, 2))
+        if overlap or sum(map(volume, boxes)) != math.prod(shape):
+            raise CheckpointError(f"{place}: the parts of {name!r} do not make up its shape {tuple(shape)}.")
+        kinds = {tuple(sorted(part.states)) for fragments in boxes.values() for part in fragments}
+        if len(kinds) > 1:
+            raise CheckpointError(f"{place}: fragments of {name!r} hold unlike states: {sorted(kinds)}.")
 
 
 def fragment_key(fragment: Fragment, state: str) -> str:
     """The name of a fragment's values in its file."""
     box = "" if fragment.box is None else "@" + ",".join(f"{low}:{high}" for low, high in fragment.box)
     return f"{fragment.tensor}{box}/{state}/{fragment.start}"
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as data:
-        return hashlib.file_digest(data, "sha256").hexdigest()
 
 
 def split_evenly(shapes: Mapping[str, Sequence[int]], rank: int, world: int) -> list[tuple[str, int, int]]:

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from elasmo.config import ModelConfig
 from elasmo.model import published
+from elasmo.model.fragment_writer import commit, describe_file, with_sums
 from elasmo.model.fragments import (
     MANIFEST,
     WEIGHT,
@@ -29,8 +30,6 @@ from elasmo.model.fragments import (
     FragmentFile,
     FragmentReader,
     Manifest,
-    commit,
-    describe_file,
     fragment_key,
 )
 from elasmo.model.hugging_face_config import from_hugging_face
@@ -198,17 +197,18 @@ def _import_weights(
     for name in places:
         by_path.setdefault(stored[name].path, []).append(name)
     for path, chosen in sorted(by_path.items()):
-        specs, sources = {}, {}
+        own, specs, sources = [], {}, {}
         for name in chosen:
             place, spec = places[name], stored[name].spec
             count = torch.Size(spec.shape).numel()
             fragment = Fragment(place.name, 0, count, path.name, place.box(shapes[place.name]))
-            fragments.append(fragment)
+            own.append(fragment)
             specs[fragment_key(fragment, WEIGHT)] = TensorSpec(spec.dtype, (count,))
             sources[fragment_key(fragment, WEIGHT)] = stored[name].name
         with safe_open(str(path), framework="pt") as weights:
-            write_safetensors(temporary / path.name, specs, partial(_flat, weights, sources), {})
-        files.append(describe_file(temporary / path.name))
+            written = write_safetensors(temporary / path.name, specs, partial(_flat, weights, sources), {})
+        fragments += [with_sums(fragment, (WEIGHT,), specs, written.crc32) for fragment in own]
+        files.append(FragmentFile(path.name, written.bytes, written.sha256))
     commit(temporary, out / published.WEIGHTS, Manifest(0, shapes, (WEIGHT,), tuple(fragments), tuple(files)))
     return out / published.WEIGHTS
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from elasmo.config import DecoderConfig, ModelConfig, VisionConfig
-from elasmo.model.fragments import Box
+from elasmo.model.boxes import Box
 
 
 @dataclass(frozen=True)

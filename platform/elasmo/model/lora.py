@@ -13,18 +13,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from elasmo.config import LoraConfig, ModelConfig
+from elasmo.model.fragment_writer import commit, with_sums
 from elasmo.model.fragments import (
     WEIGHT,
     Fragment,
+    FragmentFile,
     FragmentReader,
     Manifest,
-    commit,
-    describe_file,
     fragment_key,
 )
 from elasmo.model.hugging_face_folder import check_export_target, files_named, staged
 from elasmo.model.multimodal import MultimodalDecoder
 from elasmo.model.safetensors_stream import TensorSpec, write_safetensors
+from elasmo.model.stores import Store
 
 FROZEN = ("*", "!*.lora_a", "!*.lora_b")
 """What training adapters freezes; see `elasmo.train.freeze`."""
@@ -81,7 +82,7 @@ def add_adapters(model: MultimodalDecoder, config: LoraConfig, seed: int) -> Non
         raise LoraError(f"train.lora.targets has {missing[0]!r}; the decoder's matrices are {', '.join(known)}.")
 
 
-def merge(checkpoint: Path, out: Path, config: LoraConfig) -> Path:
+def merge(checkpoint: str | Path | Store, out: Path, config: LoraConfig) -> Path:
     """Writes a checkpoint's weights with the adapters added in, tensor by tensor, into the folder `out`.
 
     Raises:
@@ -102,16 +103,15 @@ def merge(checkpoint: Path, out: Path, config: LoraConfig) -> Path:
 
     temporary = out.with_name(f".{out.name}")
     temporary.mkdir(parents=True, exist_ok=True)
-    path = temporary / "merged.safetensors"
-    write_safetensors(
-        path, {key: TensorSpec("F32", (math.prod(shapes[name]),)) for key, name in keys.items()}, value, {}
-    )
-    files = (describe_file(path),)
-    commit(temporary, out, Manifest(reader.manifest.step, shapes, (WEIGHT,), tuple(fragments.values()), files))
+    specs = {key: TensorSpec("F32", (math.prod(shapes[name]),)) for key, name in keys.items()}
+    written = write_safetensors(temporary / "merged.safetensors", specs, value, {})
+    files = (FragmentFile("merged.safetensors", written.bytes, written.sha256),)
+    parts = tuple(with_sums(fragment, (WEIGHT,), specs, written.crc32) for fragment in fragments.values())
+    commit(temporary, out, Manifest(reader.manifest.step, shapes, (WEIGHT,), parts, files))
     return out
 
 
-def export(checkpoint: Path, out: Path, config: LoraConfig, model: ModelConfig) -> Path:
+def export(checkpoint: str | Path | Store, out: Path, config: LoraConfig, model: ModelConfig) -> Path:
     """Writes a checkpoint's adapters as PEFT does: `adapter_model.safetensors` and `adapter_config.json`.
 
     Names are those of the modules that transformers builds, which nests a multimodal model's decoder. There the targets

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from elasmo.config import ModelConfig
+from elasmo.model.fragment_writer import commit, write_file
 from elasmo.model.fragments import (
     MANIFEST,
     WEIGHT,
@@ -25,14 +26,13 @@ from elasmo.model.fragments import (
     FragmentFile,
     FragmentReader,
     Manifest,
-    commit,
     parse_manifest,
     read_manifest,
-    write_file,
 )
 from elasmo.model.imported_processor import AnyProcessor, load_processor
 from elasmo.model.multimodal import MultimodalDecoder
 from elasmo.model.processor import ProcessorError
+from elasmo.model.stores import LocalStore, Store
 
 FORMAT = 1
 PROCESSOR = "processor"
@@ -77,14 +77,19 @@ class Published:
 
 
 def publish(
-    path: Path, name: str, config: ModelConfig, processor: AnyProcessor, checkpoint: Path, source: Mapping[str, Any]
+    path: Path,
+    name: str,
+    config: ModelConfig,
+    processor: AnyProcessor,
+    checkpoint: str | Path | Store,
+    source: Mapping[str, Any],
 ) -> str:
     """Writes `path` for the weights in `checkpoint`, which stay where they are.
 
     Args:
         path: folder to write; an earlier publication there is replaced.
         name: what clients ask for.
-        checkpoint: folder of a committed checkpoint; every file is verified first.
+        checkpoint: a committed checkpoint, in a folder or any other store; every file is verified first.
         source: where the weights come from, kept as it is.
 
     Returns:
@@ -104,7 +109,7 @@ def publish(
         "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "model": config.model_dump(mode="json"),
         "processor_hash": processor.fingerprint(),
-        "weights": {"folder": os.path.relpath(checkpoint, path), "manifest": weights},
+        "weights": {"folder": _place(reader.store, path), "manifest": weights},
         "model_hash": _hash(config.model_dump(mode="json"), processor, weights),
         "source": dict(source),
     }
@@ -164,7 +169,7 @@ def verify(path: str | Path) -> None:
     folder = Path(path)
     manifest, _, _, weights = _read(folder)
     try:
-        FragmentReader(folder / manifest["weights"]["folder"], weights).verify()
+        FragmentReader(_weights(folder, manifest), weights).verify()
     except CheckpointError as error:
         raise PublishedError(str(error)) from None
 
@@ -199,7 +204,7 @@ def describe(path: str | Path) -> Description:
             raise ValueError("kept names a file outside the folder")
     except (TypeError, ValueError) as error:
         raise PublishedError(f"{folder / MANIFEST} is not a manifest of `elasmo import-hf`: {error}.") from None
-    return Description(config, processor, FragmentReader(folder / manifest["weights"]["folder"], weights), kept)
+    return Description(config, processor, FragmentReader(_weights(folder, manifest), weights), kept)
 
 
 def load(path: str | Path) -> Published:
@@ -212,8 +217,18 @@ def load(path: str | Path) -> Published:
     manifest, config, processor, weights = _read(folder)
     vocab_size = weights.shapes["embed_tokens.weight"][0]
     model = MultimodalDecoder(config, vocab_size, processor.table_fields if processor is not None else ())
-    _load_weights(model, folder / manifest["weights"]["folder"], weights)
+    _load_weights(model, _weights(folder, manifest), weights)
     return Published(manifest["name"], model.eval(), processor, manifest, manifest["model_hash"])
+
+
+def _place(weights: Store, path: Path) -> str:
+    """What a published model calls its weights: the way from its folder, or the URL of a store elsewhere."""
+    return os.path.relpath(weights.path, path) if isinstance(weights, LocalStore) else weights.url
+
+
+def _weights(folder: Path, manifest: Mapping[str, Any]) -> str | Path:
+    place = str(manifest["weights"]["folder"])
+    return place if "://" in place else folder / place
 
 
 def _write_manifest(path: Path, manifest: Mapping[str, Any]) -> None:
@@ -253,8 +268,12 @@ def _read_processor(folder: Path, manifest: Mapping[str, Any]) -> AnyProcessor |
     return processor
 
 
-def _load_weights(model: MultimodalDecoder, folder: Path, weights: Manifest) -> None:
+def _load_weights(model: MultimodalDecoder, folder: str | Path, weights: Manifest) -> None:
     reader = FragmentReader(folder, weights)
+    try:
+        reader.verify()  # by SHA-256, for which the model hash vouches
+    except CheckpointError as error:
+        raise PublishedError(str(error)) from None
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             try:

@@ -15,14 +15,13 @@ import ray.data
 from ray.train import RunConfig
 
 from elasmo.config import Config
-from elasmo.data.gold_mixture import GoldMixture
 from elasmo.data.openlineage_events import Artifact, LineageEvents
 from elasmo.data.stream import TRAIN, PlanDataConfig, make_plan, open_gold
 from elasmo.parallel import planner
 from elasmo.train import ray_adapter, run_folder, run_state
 from elasmo.train.loop import LoopSettings, train_loop
 from elasmo.train.preflight import preflight
-from elasmo.train.run_folder import ReceiptCheck
+from elasmo.train.run_folder import ReceiptCheck, pinned
 
 logger = logging.getLogger(__name__)
 
@@ -121,15 +120,6 @@ def fit(
         resizes=tuple(run_folder.events(folder, "resize")),
         evaluation=evaluations[-1] if evaluations else None,
     )
-
-
-def pinned(config: Config, gold: GoldMixture) -> Config:
-    """The same tree with the gold snapshots and absolute paths written in: every process must read the same bytes."""
-    data = gold.pinned(config.data).model_copy(update={"lake": str(Path(config.data.lake).resolve())})
-    starts = tuple(str(Path(source).resolve()) for source in config.train.init_from)
-    storage = str(Path(config.train.storage).resolve())
-    train = config.train.model_copy(update={"storage": storage, "init_from": starts})
-    return config.model_copy(update={"data": data, "train": train})
 
 
 def _connect(address: str) -> None:

@@ -10,7 +10,7 @@ import torch
 from elasmo.model import published
 from elasmo.model.fragments import MANIFEST, CheckpointError, FragmentReader
 from elasmo.model.multimodal import MultimodalDecoder
-from elasmo.train import checkpoint
+from elasmo.train import retention, run_folder
 
 
 def load_initial(model: MultimodalDecoder, sources: Sequence[str]) -> list[str]:
@@ -29,8 +29,8 @@ def load_initial(model: MultimodalDecoder, sources: Sequence[str]) -> list[str]:
     left = set(parameters)
     for source in sources:
         reader = _open_fitting(model, source)
-        for name in reader.manifest.shapes:
-            with torch.no_grad():
+        with torch.no_grad(), retention.reading(reader.store):
+            for name in reader.manifest.shapes:
                 parameters[name].copy_(reader.tensor(name))
         left -= set(reader.manifest.shapes)
     return sorted(left)
@@ -63,11 +63,12 @@ def _open_fitting(model: MultimodalDecoder, source: str) -> FragmentReader:
 
 def _open(folder: Path) -> FragmentReader:
     if (folder / "run.json").is_file():
-        best = checkpoint.read_best(folder)
-        committed = checkpoint.committed(folder / "checkpoints")
+        best = retention.read_best(folder)
+        root = run_folder.checkpoint_root(folder)
+        committed = retention.committed(root)
         if best is None and not committed:
             raise CheckpointError(f"train.init_from: run {folder} has no committed checkpoint.")
-        return FragmentReader(folder / best["path"] if best is not None else committed[-1])
+        return FragmentReader(root.child(Path(best["path"]).name) if best is not None else committed[-1])
     if (folder / published.WEIGHTS).is_dir() or (folder / published.PROCESSOR).is_dir():
         return published.describe(folder).reader
     if (folder / MANIFEST).is_file():

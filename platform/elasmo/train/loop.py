@@ -7,6 +7,8 @@ import math
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +26,12 @@ from elasmo.data.plan import Slot, StepPlan, slot_digest
 from elasmo.data.stream import TRAIN, SlotRows, direct, from_shard, make_plan, open_gold
 from elasmo.model import lora
 from elasmo.model.encoded import Encoded
+from elasmo.model.fragments import read_manifest
 from elasmo.model.multimodal import MultimodalDecoder
 from elasmo.parallel import planner
-from elasmo.train import checkpoint, deepspeed_adapter, run_state
+from elasmo.train import checkpoint, deepspeed_adapter, retention, run_folder, run_state
+from elasmo.train.checkpoint_saver import CheckpointSaver, Saved
+from elasmo.train.cursor import cursor
 from elasmo.train.engine import TrainEngine
 from elasmo.train.evaluate import evaluate
 from elasmo.train.freeze import freeze
@@ -34,6 +39,7 @@ from elasmo.train.host_memory import keep_freed_memory
 from elasmo.train.initial import load_initial
 from elasmo.train.ledger import RankStep
 from elasmo.train.loss import Sums, check_finite
+from elasmo.train.randomness import RULE, seed_step
 from elasmo.train.schedule import learning_rate
 
 logger = logging.getLogger(__name__)
@@ -93,14 +99,23 @@ class Rank:
         self.dp_rank = self.engine.mesh.place.dp
         self.best = self._read_best()
         self.substituted = 0
+        self.checkpoints = run_folder.checkpoint_root(self.folder)
+        # A group of the writer's own: its collectives run on a thread, beside those of the steps.
+        deadline = timedelta(seconds=self.config.train.checkpoint_timeout_s)
+        writers = dist.new_group(backend="gloo", timeout=deadline)
+        self.saver = CheckpointSaver(
+            self.checkpoints, self.rank, partial(self._gather, group=writers), self.config.train.checkpoint_async
+        )
 
     def restore(self) -> None:
         """Loads the checkpoint the ranks agreed on, if there is one."""
         bytes_read = 0
         if self.restore_from is not None:
             engine = self.engine
-            reader = checkpoint.load(engine.deepspeed, Path(self.restore_from), engine.shards, engine.shapes)
-            checkpoint.check_cursor(reader.manifest, self._cursor(self.start_step), self.restore_from)
+            manifest = read_manifest(self.restore_from)
+            wanted = cursor(self.config, self.gold, self.start_step)
+            checkpoint.check_resumable(manifest, wanted, self.processor_hash, self.restore_from)
+            reader = checkpoint.load(engine.deepspeed, self.restore_from, engine.shards, engine.shapes)
             bytes_read = reader.bytes_read
         total = sum(self._gather(bytes_read))
         if self.rank == 0:
@@ -122,6 +137,7 @@ class Rank:
                 self._save(done, best)
             if last or done % train.report_every == 0:
                 ray.train.report({"step": done, **_scalars(report)})
+        self.saver.finish()
         ray.get(self.state.progress.remote(), timeout=run_state.CALL_TIMEOUT_S)  # every report before it is written
 
     def _begin(self) -> tuple[int, int, str | None]:
@@ -156,6 +172,7 @@ class Rank:
         slots = self.plan.assign(step, self.layout.dp)[self.dp_rank]
         of_all = len(self.plan.slots(step))
         micro_steps = self.engine.micro_steps(of_all)
+        seed_step(self.config.seed, step, self.dp_rank)
         deepspeed_adapter.set_lr(self.engine.deepspeed, learning_rate(self.config.train, step))
         arrived: list[SlotRows] = []
         waits: list[float] = []
@@ -248,55 +265,49 @@ class Rank:
         return best
 
     def _save(self, done: int, best: bool) -> None:
-        started = time.perf_counter()
+        train = self.config.train
         meta = {
             "optimizer_step": done,
-            "cursor": self._cursor(done),
+            "cursor": cursor(self.config, self.gold, done),
+            "schedule": {"step": done, "next_lr": learning_rate(train, done)},
+            "randomness": RULE,
             "config": self.config.model_dump(mode="json"),
             "processor_hash": self.processor_hash,
+            "versions": run_folder.versions(),
             "world": self.world,
+            "layout": asdict(self.layout),
         }
-        root = self.folder / "checkpoints"
-        parallel = (self.engine.mesh, self.engine.shards)
-        manifest = checkpoint.save(
-            self.engine.deepspeed, root, done, meta, self.rank, self.attempt, self._gather, parallel
-        )
+        snapshot = checkpoint.take(self.engine.deepspeed, (self.engine.mesh, self.engine.shards))
+        self.saver.save(snapshot, done, meta, partial(self._committed, done, best, self.best))
+
+    def _committed(self, done: int, best: bool, score: float, saved: Saved) -> None:
+        """A checkpoint exists; on the writing thread, which must not issue collectives of the training's groups."""
         if self.rank != 0:
             return
-        name = checkpoint.folder_name(done)
+        name = retention.folder_name(done)
         if best:
             metric = "mean_accuracy" if self.config.train.loss_on == "answers" else "negative_loss"
-            checkpoint.write_best(self.folder, name, metric, self.best)
-        checkpoint.prune(root, self.config.train.keep_checkpoints, checkpoint.pinned(self.folder))
+            retention.write_best(self.folder, name, metric, score)
+        retention.prune(self.checkpoints, self.config.train.keep_checkpoints, retention.pinned(self.folder))
         event = {
             "step": done,
             "path": f"checkpoints/{name}",
-            "bytes": manifest.bytes(),
+            "bytes": saved.manifest.bytes(),
             "best": best,
-            "seconds": time.perf_counter() - started,
+            "seconds": saved.stalled_s,
+            "waited": saved.waited_s,
+            "copied": saved.copied_s,
+            "written": saved.written_s,
         }
         ray.get(self.state.checkpointed.remote(self.attempt, event), timeout=run_state.CALL_TIMEOUT_S)
 
-    def _cursor(self, done: int) -> dict[str, Any]:
-        """Where the plan stands after `done` steps, and all that the plan is a function of."""
-        return {
-            "step": done,
-            "sources": self.gold.cursor(done),
-            "seed": self.config.seed,
-            "global_batch": self.config.train.global_batch,
-            "micro_batch": self.config.train.micro_batch,
-            "shuffle_window_shards": self.config.data.shuffle_window_shards,
-            "slot_tokens": [self.config.train.slot_tokens, self.config.train.slot_encoder_tokens],
-            "loss_on": self.config.train.loss_on,
-        }
-
-    def _gather(self, value: Any) -> list[Any]:
+    def _gather(self, value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
         out: list[Any] = [None] * self.world
-        dist.all_gather_object(out, value)
+        dist.all_gather_object(out, value, group=group)
         return out
 
     def _read_best(self) -> float:
-        best = checkpoint.read_best(self.folder)
+        best = retention.read_best(self.folder)
         return float(best["value"]) if best is not None else -math.inf
 
 

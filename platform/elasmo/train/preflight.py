@@ -16,7 +16,7 @@ from elasmo.model.multimodal import MultimodalDecoder
 from elasmo.model.processor import Processor
 from elasmo.model.tokenizer import AUDIO, END, IMAGE, TABLE
 from elasmo.parallel import planner
-from elasmo.train import checkpoint
+from elasmo.train import retention, run_folder
 from elasmo.train.freeze import freeze
 from elasmo.train.initial import check_initial
 
@@ -46,8 +46,8 @@ def preflight(config: Config, gold: GoldMixture, run_id: str | None = None) -> l
         index = gold.index("train")
         caps.check(index.costs, index.row_ids)
     sizes = planner.legal_sizes(config.train, config.model, processor.vocab_size)
-    folder = Path(config.train.storage) / run_id / "checkpoints" if run_id is not None else None
-    resumes = folder is not None and bool(checkpoint.committed(folder))
+    folder = Path(config.train.storage) / run_id if run_id is not None else None
+    resumes = folder is not None and bool(retention.committed(run_folder.checkpoint_root(folder)))
     check_parts(config, processor, () if resumes else config.train.init_from)
     return sizes
 

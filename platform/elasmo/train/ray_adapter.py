@@ -50,6 +50,7 @@ FATAL_ERRORS = (
     "NumericalError",
     "PackingError",
     "PublishedError",
+    "StoreError",
 )
 """Errors of a user's making, by class name: trying again gives the same."""
 

@@ -14,6 +14,7 @@ from typing import Any
 from elasmo.config import Config, dump
 from elasmo.data.gold_mixture import GoldMixture
 from elasmo.data.plan import StepPlan
+from elasmo.model.stores import Store, StoreError, open_store
 
 PACKAGES = ("ray", "torch", "deepspeed", "pyarrow", "numpy", "elasmo")
 
@@ -43,10 +44,28 @@ def new_run_id(config: Config) -> str:
     return f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
+def pinned(config: Config, gold: GoldMixture) -> Config:
+    """The same tree with the gold snapshots and absolute paths written in: every process must read the same bytes."""
+    data = gold.pinned(config.data).model_copy(update={"lake": str(Path(config.data.lake).resolve())})
+    starts = tuple(str(Path(source).resolve()) for source in config.train.init_from)
+    storage = str(Path(config.train.storage).resolve())
+    checkpoints = config.train.checkpoint_storage
+    if checkpoints is not None and "://" not in checkpoints:
+        checkpoints = str(Path(checkpoints).resolve())
+    changes = {"storage": storage, "init_from": starts, "checkpoint_storage": checkpoints}
+    train = config.train.model_copy(update=changes)
+    return config.model_copy(update={"data": data, "train": train})
+
+
 def create(config: Config, run_id: str, gold: GoldMixture) -> Path:
-    """Makes the run folder, or takes up an unfinished run's."""
+    """Makes the run folder, or takes up an unfinished run's.
+
+    Raises:
+        StoreError: the run's checkpoints are elsewhere than `train.checkpoint_storage` says now.
+    """
     folder = (Path(config.train.storage) / run_id).resolve()
     (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
+    checkpoints = _checkpoint_place(folder, config.train.checkpoint_storage)
     (folder / "config.yaml").write_text(dump(config))
     # With this run's model configuration: its context length is the limit that serving keeps.
     gold.processor().with_model(config.model).save(folder / "processor")
@@ -63,10 +82,35 @@ def create(config: Config, run_id: str, gold: GoldMixture) -> Path:
             "sources": [{"dataset": source.name, "snapshot": source.snapshot} for source in gold.golds],
         },
         seed=config.seed,
+        checkpoints=checkpoints,
         steps=config.train.steps,
         versions=versions(),
     )
     return folder
+
+
+def checkpoint_root(folder: Path) -> Store:
+    """Where a run's checkpoints are: in its folder, or where `train.checkpoint_storage` said when it began.
+
+    Raises:
+        StoreError: that place cannot be opened.
+    """
+    summary = read_summary(folder) if (folder / "run.json").is_file() else {}
+    return open_store(summary.get("checkpoints") or folder / "checkpoints")
+
+
+def _checkpoint_place(folder: Path, storage: str | None) -> str | None:
+    """Below `train.checkpoint_storage`, or where the run began; None for the run's folder."""
+    place = None if storage is None else f"{storage.rstrip('/')}/{folder.name}"
+    if not (folder / "run.json").is_file():
+        return place
+    known: str | None = read_summary(folder).get("checkpoints")
+    if place not in (None, known):
+        raise StoreError(
+            f"train.checkpoint_storage={storage}, but run {folder.name} keeps its checkpoints in "
+            f"{known or folder / 'checkpoints'}; leave the key out, or start a new run."
+        )
+    return known
 
 
 def write_summary(folder: Path, **values: Any) -> None:

@@ -12,7 +12,7 @@ import ray
 from ray.util.metrics import Counter, Gauge
 
 from elasmo.config import Config
-from elasmo.train import checkpoint
+from elasmo.train import retention, run_folder
 from elasmo.train.ledger import Ledger, RankStep
 from elasmo.train.trackers import open_trackers
 
@@ -42,14 +42,14 @@ class RunState:
         self._resizes = Counter("elasmo_train_resizes", "Resizes of the worker group", ("run",)).set_default_tags(tags)
 
     def begin(self, world: int, plan: Mapping[str, Any], nodes: tuple[str, ...]) -> tuple[int, int, str | None]:
-        """Starts an attempt: its number, the step to start from, and the checkpoint folder, None at the start."""
-        folders = checkpoint.committed(self.folder / "checkpoints")
-        start = int(folders[-1].name.removeprefix("step-")) if folders else 0
+        """Starts an attempt: its number, the step to start from, and the checkpoint's URL, None at the start."""
+        folders = retention.committed(run_folder.checkpoint_root(self.folder))
+        start = retention.step_of(folders[-1].name) if folders else 0
         self._write(self._ledger.begin(time.time(), world, start, plan, nodes))
         attempt = self._ledger.attempts[-1].number
         self._window = (attempt, start)
         self._world.set(world)
-        return attempt, start, str(folders[-1]) if folders else None
+        return attempt, start, folders[-1].url if folders else None
 
     def window(self) -> tuple[int, int]:
         """(attempt, first step) of the current worker group."""
