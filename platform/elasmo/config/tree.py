@@ -218,6 +218,9 @@ class EngineConfig(Section):
     block_size: Positive = Field(16, description="tokens in a KV page")
     blocks: Positive = Field(1024, description="KV pages of a decode replica")
     max_batch: Positive = Field(16, description="sequences decoded in one step")
+    prefill_tokens: Positive = Field(512, description="tokens of prompts computed in one step, beside those decoded")
+    prefix_cache: bool = Field(True, description="share the KV of prompts that begin alike, media included")
+    dtype: Literal["float32", "bfloat16"] = Field("float32", description="of weights and KV while serving")
     threads: Positive = 1
 
 

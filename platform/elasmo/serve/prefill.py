@@ -21,8 +21,7 @@ class Prefill:
     """Runs prompts one after another on a thread, so that the replica answers health checks meanwhile."""
 
     def __init__(self, published: str, config: ServeConfig) -> None:
-        # Prefill keeps no sequence: one page is enough for a pool it never uses.
-        self._engine = load_engine(published, config.engine.model_copy(update={"blocks": 1}))
+        self._engine = load_engine(published, config.engine)
         # The first pass through torch is slow; let no client wait for it.
         self._engine.prefill(Encoded.empty(), SamplingParams(max_tokens=1))
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="prefill")
