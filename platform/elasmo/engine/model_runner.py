@@ -85,7 +85,8 @@ class ModelRunner:
 
     def _rows(self, work: Sequence[Work]) -> tuple[list[Work], list[Row]]:
         """Pieces in computing order, those that decode from a contiguous slot first, by slot."""
-        decoding, others = [], []
+        decoding: list[Work] = []
+        others: list[Work] = []
         for piece in work:
             chunk = piece.chunk
             decodes = chunk.tokens == 1 and chunk.start > 0 and chunk.start + 1 == piece.sequence.known
