@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from elasmo.config import EngineConfig, LimitsConfig
+from elasmo.config import EngineConfig, LimitsConfig, MoEConfig
 from elasmo.engine.contract import EngineRefused, StepOutput
 from elasmo.engine.grammar import GrammarCompiler, GrammarSpec
 from elasmo.engine.logprobs import TokenLogprobs
@@ -20,7 +20,7 @@ from elasmo.model.batch import collate
 from elasmo.model.encoded import Encoded
 from elasmo.model.sample import Audio, Image, Message, Table, Text
 from tests.engine.test_torch_engine import GREEDY, MODEL, PROCESSOR, PROMPTS, RANDOM, prompt, run, tokens, without_cache
-from tests.serve.tiny import ATTENDING, png, tiny_model, wav
+from tests.serve.tiny import ATTENDING, CONFIG, png, tiny_model, wav
 
 TWO_IMAGES = prompt(Image(png()), Text("what"), Image(png(16)), Text("digit is this?"))
 MIXED = prompt(Text("zero"), Image(png()), Audio(wav(0.2)), Text("one"), Table({"age": 3}), Image(png(4)), Text("two"))
@@ -267,3 +267,14 @@ def test_a_grammar_holds_whatever_the_model_wants_and_a_resumed_stream_goes_on_i
         built().add("c", PROMPTS[1], dataclasses.replace(params, grammar=GrammarSpec("json_schema", '{"type": "x"}')))
     with pytest.raises(EngineRefused, match="without a tokenizer"):
         engine().add("c", PROMPTS[1], params)
+
+
+def test_experts_with_a_capacity_drop_no_token_for_the_sake_of_others() -> None:
+    decoder = CONFIG.decoder.model_copy(update={"moe": MoEConfig(experts=4, top_k=1, ffn=32, capacity_factor=1.0)})
+    model, _ = tiny_model(config=CONFIG.model_copy(update={"decoder": decoder}))
+    built = TorchEngine(model, "processor", "model", EngineConfig(block_size=4, blocks=120, prefix_cache=False))
+    alone = [built.generate(encoded, RANDOM) for encoded in PROMPTS]
+    for number, encoded in enumerate(PROMPTS):
+        built.add(str(number), encoded, RANDOM)
+    outputs = run(built)
+    assert [tokens(outputs[str(number)]) for number in range(len(PROMPTS))] == alone

@@ -29,6 +29,7 @@ from elasmo.engine.scheduler import Budget, Chunk, Need, Plan, schedule
 from elasmo.engine.sequence import PromptMedia
 from elasmo.engine.sequence import Sequence as Request
 from elasmo.model.encoded import Encoded
+from elasmo.model.moe import MoE
 from elasmo.model.multimodal import MultimodalDecoder
 
 
@@ -51,7 +52,7 @@ class TorchEngine:
         grammars: GrammarCompiler | None = None,
     ) -> None:
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        self.model = model.eval().to(self.device)
+        self.model = _without_capacity(model.eval().to(self.device))
         self.config = config
         decoder, tokens = model.config.decoder, model.config.tokens
         self._ends = frozenset(tokens.end)
@@ -374,6 +375,14 @@ class TorchEngine:
 
     def _too_few(self, tokens: int) -> str:
         return f"The sequence needs {self.blocks.needed(tokens)} KV pages, {self.blocks.free} are free."
+
+
+def _without_capacity(model: MultimodalDecoder) -> MultimodalDecoder:
+    """The model, its experts dropping no token: who shares a step must not decide what an expert computes."""
+    for module in model.modules():
+        if isinstance(module, MoE):
+            module.config = module.config.model_copy(update={"capacity_factor": None})
+    return model
 
 
 def _computed(request: Request) -> bool:
