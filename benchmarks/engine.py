@@ -136,8 +136,8 @@ def main() -> None:
             prefill: dict[str, list[float]] = {system: [] for system in systems}
             for _ in range(options.repeats):
                 for system, built in systems.items():
-                    first = seconds(lambda built=built: built.run(prompts[:batch], 1))
-                    whole = seconds(lambda built=built: built.run(prompts[:batch], 1 + options.tokens))
+                    first = seconds(lambda run=built.run, rows=prompts[:batch]: run(rows, 1))
+                    whole = seconds(lambda run=built.run, rows=prompts[:batch]: run(rows, 1 + options.tokens))
                     decode[system].append(batch * options.tokens / (whole - first))
                     prefill[system].append(batch * PROMPT / first)
             for what, rates in (("decode", decode), ("prefill", prefill)):
