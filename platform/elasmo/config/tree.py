@@ -252,6 +252,9 @@ class ServeConfig(Section):
     coalesce_ms: Annotated[float, Field(ge=0)] = Field(
         8.0, description="how long tokens after the first wait to share a message; 0 sends each step's token alone"
     )
+    reconnect_s: Annotated[float, Field(ge=0)] = Field(
+        0.0, description="how long a stream that lost its client goes on, for it to come back with Last-Event-ID"
+    )
     engine: EngineConfig = EngineConfig()
     ingress: PoolConfig = PoolConfig()
     prefill: PoolConfig = PoolConfig()

@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from elasmo.engine.kv import KVCachePayload
 from elasmo.engine.logprobs import TokenLogprobs
 from elasmo.engine.sampling import SamplingParams
@@ -77,6 +80,9 @@ class Engine(Protocol):
             EngineFull: no room now.
             EngineRefused: prompt and `max_tokens` do not fit the context or the pages, or the grammar is none.
         """
+
+    def embed(self, prompt: Encoded) -> NDArray[np.float32]:
+        """The mean of a prompt's last hidden states, float32 [hidden], of length 1; raises as `prefill` does."""
 
     def add(self, request_id: str, prompt: Encoded, params: SamplingParams, replay: Sequence[int] = ()) -> None:
         """Queues a prompt to be run here from beginning to end; `replay` as in `admit`.

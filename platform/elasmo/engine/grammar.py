@@ -83,6 +83,14 @@ class GrammarCompiler:
         """
         return Matcher(self._compiled(spec).deep_copy(), self._vocab_size)
 
+    def check(self, spec: GrammarSpec) -> None:
+        """Raises GrammarError when the grammar cannot be compiled."""
+        self._compiled(spec)
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes that a token stands for, perhaps a part of a character; of control tokens their names."""
+        return bytes(self._tokenizer.decode_bytes([token]))
+
     def _compile(self, spec: GrammarSpec) -> llguidance.LLMatcher:
         if spec.kind == "json_schema":
             try:

@@ -93,6 +93,27 @@ class TorchEngine:
             finally:
                 self._close(request)
 
+    @torch.inference_mode()
+    def embed(self, prompt: Encoded) -> NDArray[np.float32]:
+        """The mean of a prompt's last hidden states, float32 [hidden], of length 1; raises as `prefill` does."""
+        params = SamplingParams(1)
+        self._check_context(len(prompt.tokens), params)
+        request = Request("embed", params, len(prompt.tokens), prompt)
+        try:
+            if not self._open(request):
+                raise EngineFull(self._too_few(request.known))
+            total = torch.zeros(self.model.config.decoder.hidden, device=self.device)
+            while request.computed < request.known:
+                size = min(request.known - request.computed, self.config.prefill_tokens)
+                chunk = Chunk(request.request_id, request.computed, size)
+                _, (states,) = self._runner.run([Work(request, chunk, self.blocks.table(request.request_id))])
+                total += states.float().sum(dim=0)
+                request.computed += size
+            mean: NDArray[np.float32] = torch.nn.functional.normalize(total, dim=0).cpu().numpy()
+            return mean
+        finally:
+            self._close(request)
+
     def add(self, request_id: str, prompt: Encoded, params: SamplingParams, replay: Sequence[int] = ()) -> None:
         """Queues a prompt; see `Engine.add`."""
         self._check_new(request_id)

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
+from elasmo.engine.logprobs import TokenLogprobs
 from elasmo.serve.text_stream import TextStream
 from elasmo.serve.tokens import Finish, TokenBatch
 
@@ -20,12 +21,16 @@ class Piece:
         text: may be empty, where tokens gave no whole character yet.
         tokens: generated tokens behind it, an end token included.
         finish: set on the choice's last piece.
+        logprobs: of those tokens, where the request asked for them.
+        prompt_logprobs: with the first piece, where the request asked for them.
     """
 
     choice: int
     text: str
     tokens: int
     finish: Finish | None = None
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
 
 
 async def pieces(
@@ -41,11 +46,12 @@ async def pieces(
             ends = batch.finish == "stop"
             fresh = text.push(batch.tokens[:-1] if ends else batch.tokens)
             if text.stopped:
-                yield Piece(choice, fresh, text.used, "stop")
+                yield Piece(choice, fresh, text.used, "stop", batch.logprobs[: text.used], batch.prompt_logprobs)
                 return
             if batch.finish is not None:
                 fresh += text.finish()
-            yield Piece(choice, fresh, text.used + ends, batch.finish)
+            logprobs, prompt = batch.logprobs[: text.used], batch.prompt_logprobs
+            yield Piece(choice, fresh, text.used + ends, batch.finish, logprobs, prompt)
             text.used = 0
 
 

@@ -14,31 +14,46 @@ from elasmo.config import LimitsConfig
 from elasmo.model.sample import Audio, Image, Message, Segment, Table, Text
 from elasmo.serve.openai_errors import invalid_request, too_large
 from elasmo.serve.openai_protocol import AudioPart, ChatMessage, ImagePart, Part, TablePart
+from elasmo.serve.tool_calls import spoken
 
 _ROLES: dict[str, Literal["system", "user", "assistant"]] = {
     "system": "system",
     "developer": "system",
     "user": "user",
     "assistant": "assistant",
+    "tool": "user",  # models know no role of tools; what one returned is told to them
 }
 
 
-def to_messages(messages: Sequence[ChatMessage], limits: LimitsConfig) -> tuple[Message, ...]:
+def to_messages(
+    messages: Sequence[ChatMessage], limits: LimitsConfig, preface: str | None = None
+) -> tuple[Message, ...]:
     """The conversation as the processor takes it.
+
+    Args:
+        preface: put in front of the system message, which is added where there is none.
 
     Raises:
         ApiError: 400 for a remote or malformed URI and for base64 that does not decode, 413 over a byte limit.
     """
-    return tuple(
+    turns = [
         Message(
             role=_ROLES[message.role],
-            segments=tuple(
-                _segment(part, limits, f"messages[{row}].content[{column}]")
-                for column, part in enumerate(message.content)
+            segments=(
+                *(
+                    _segment(part, limits, f"messages[{row}].content[{column}]")
+                    for column, part in enumerate(message.content)
+                ),
+                *((Text(spoken(message)),) if message.tool_calls else ()),
             ),
         )
         for row, message in enumerate(messages)
-    )
+    ]
+    if preface is not None and turns[0].role == "system":
+        turns[0] = Message("system", (Text(preface), *turns[0].segments))
+    elif preface is not None:
+        turns.insert(0, Message("system", (Text(preface),)))
+    return tuple(turns)
 
 
 def _segment(part: Part, limits: LimitsConfig, param: str) -> Segment:
