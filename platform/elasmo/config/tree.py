@@ -236,6 +236,18 @@ class PoolConfig(Section):
     max_ongoing: Positive = 64
 
 
+class FetchConfig(Section):
+    """Whether, and from where, media that a request names by URL are fetched."""
+
+    allow: bool = Field(False, description="fetch http(s) URLs of image parts; false takes data URIs only")
+    hosts: tuple[str, ...] = Field(
+        (), description="hosts, with their subdomains, to fetch from; any public one when empty"
+    )
+    per_request: Positive = Field(8, description="URLs that one request may name")
+    redirects: Annotated[int, Field(ge=0, le=10)] = 3
+    timeout_s: Seconds = 10.0
+
+
 class ServeConfig(Section):
     """The OpenAI-compatible endpoint and its pools."""
 
@@ -260,6 +272,7 @@ class ServeConfig(Section):
     prefill: PoolConfig = PoolConfig()
     decode: PoolConfig = PoolConfig()
     limits: LimitsConfig = LimitsConfig()
+    fetch: FetchConfig = FetchConfig()
 
 
 class RayConfig(Section):

@@ -55,6 +55,7 @@ class ChatService:
         self.admission = Admission(config.max_queue, config.kv_mb << 20)
         self._prompting = Prompting(model, processor, config)
         self._processor = processor
+        self._before = processor.tokenizer.encode("a", add_special_tokens=False).ids[-1:]
         self._config = config
         self._pools = pools
         self._on_end = on_end
@@ -148,7 +149,7 @@ class ChatService:
         streams = []
         for index, ((number, params), tries) in enumerate(zip(asked.choices, attempts, strict=True)):
             batches = generate(self._pools, asked.prompts[number], params, deadline, self._config.retries, tries)
-            told = pieces(index, batches, self._processor.decode, request.stop)
+            told = pieces(index, batches, self._processor.decode, request.stop, self._before)
             streams.append(_only_prompt(told) if asked.only_prompt else told)
         stream = merge(streams)
         return Completion(self.model, asked.voice, request.with_usage, record, attempts, stream, held, self._api_error)

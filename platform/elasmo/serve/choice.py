@@ -38,9 +38,10 @@ async def pieces(
     batches: AsyncGenerator[TokenBatch, None],
     decode: Callable[[Sequence[int]], str],
     stop: Sequence[str],
+    before: Sequence[int] = (),
 ) -> AsyncGenerator[Piece, None]:
-    """The choice's text as it arrives. A stop string closes `batches`, which frees the sequence's pages."""
-    text = TextStream(decode, stop)
+    """The choice's text as it arrives; `before` as in `TextStream`. A stop string closes `batches`, freeing pages."""
+    text = TextStream(decode, stop, before)
     async with aclosing(batches):
         async for batch in batches:
             ends = batch.finish == "stop"

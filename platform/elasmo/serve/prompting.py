@@ -94,7 +94,8 @@ class Prompting:
     ) -> Encoded:
         """The prompt of a conversation."""
         limits = self._config.limits
-        turns = to_messages(messages, limits, preface)
+        # On a thread: it decodes base64 and may fetch.
+        turns = await asyncio.to_thread(to_messages, messages, limits, preface, self._config.fetch)
         return await self._run(self._processor.encode_chat, turns, limits, add_generation_prompt)
 
     def encode_text(self, prompt: str | list[int], param: str) -> Encoded:
