@@ -1,8 +1,9 @@
 """Decode and prefill rates of the torch engine against transformers' `generate`, same weights, same cores.
 
-`python benchmarks/engine.py [--threads 1] [--repeats 3] [--tokens 64]`; prints the table of `benchmarks/engine.md`.
-Systems take turns, so that a busy moment of the machine falls on all of them. vLLM's CPU build joins as one more entry
-of `SYSTEMS` where it is installed.
+`python benchmarks/engine.py [--threads 1] [--wall] [--repeats 3] [--tokens 64]` prints the table of
+`benchmarks/engine.md`. Rates are per CPU second of the process unless `--wall` is given: with one thread that is what
+an idle machine takes, and a busy one disturbs it less. Systems take turns, so that a busy moment falls on all of them.
+vLLM's CPU build joins as one more entry of `SYSTEMS` where it is installed.
 """
 
 from __future__ import annotations
@@ -102,10 +103,11 @@ def make_model(dtype: torch.dtype) -> MultimodalDecoder:
     return model.to(dtype).eval()
 
 
-def seconds(work: Callable[[], object]) -> float:
-    began = time.perf_counter()
+def seconds(work: Callable[[], object], wall: bool) -> float:
+    clock = time.perf_counter if wall else time.process_time
+    began = clock()
     work()
-    return time.perf_counter() - began
+    return clock() - began
 
 
 def spread(values: list[float]) -> str:
@@ -115,6 +117,7 @@ def spread(values: list[float]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--wall", action="store_true", help="wall-clock time, of a machine with nothing else to do")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=64)
     options = parser.parse_args()
@@ -136,8 +139,10 @@ def main() -> None:
             prefill: dict[str, list[float]] = {system: [] for system in systems}
             for _ in range(options.repeats):
                 for system, built in systems.items():
-                    first = seconds(lambda run=built.run, rows=prompts[:batch]: run(rows, 1))
-                    whole = seconds(lambda run=built.run, rows=prompts[:batch]: run(rows, 1 + options.tokens))
+                    first = seconds(lambda run=built.run, rows=prompts[:batch]: run(rows, 1), options.wall)
+                    whole = seconds(
+                        lambda run=built.run, rows=prompts[:batch]: run(rows, 1 + options.tokens), options.wall
+                    )
                     decode[system].append(batch * options.tokens / (whole - first))
                     prefill[system].append(batch * PROMPT / first)
             for what, rates in (("decode", decode), ("prefill", prefill)):

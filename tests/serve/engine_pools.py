@@ -71,5 +71,6 @@ class EnginePools:
     def _step(self) -> None:
         for output in self.engine.step():
             logprobs = () if output.logprobs is None else (output.logprobs,)
-            batch = TokenBatch(output.index, (output.token,), output.finish, 0, logprobs, output.prompt_logprobs)
+            prompt, cached = output.prompt_logprobs, output.cached_tokens
+            batch = TokenBatch(output.index, (output.token,), output.finish, 0, logprobs, prompt, cached)
             self._tokens[output.request_id].append(batch)

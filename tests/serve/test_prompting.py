@@ -243,3 +243,22 @@ def test_tokens_and_text_are_each_others_inverse(endpoint: Endpoint) -> None:
     chat = post(endpoint, "/tokenize", messages=[{"role": "user", "content": QUESTION}]).json()["tokens"]
     wanted = endpoint.processor.encode_chat([Message("user", (Text(QUESTION),))], LIMITS, True)
     assert chat == wanted.tokens.tolist()
+
+
+def test_cached_tokens_are_those_of_prefill_and_nothing_that_was_handed_over() -> None:
+    """vllm-project/vllm#44607: prefill and decode apart, usage counts what prefill's cache held, not the KV moved."""
+    endpoint = Endpoint()
+    question = {"role": "user", "content": "zero one two three four five zero one two three four five"}
+    for cached, fields in (
+        (False, {}),
+        (True, {"n": 3}),
+        (True, {"stream": True, "stream_options": {"include_usage": True}}),
+    ):
+        response = endpoint.chat(max_tokens=4, messages=[question], **fields)
+        usage = events(response)[-2]["usage"] if "stream" in fields else response.json()["usage"]
+        wanted = (usage["prompt_tokens"] - 1) // 16 * 16 if cached else 0
+        assert usage["prompt_tokens_details"]["cached_tokens"] == wanted
+        assert (
+            usage["prompt_tokens"] > 32 and usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
+        )
+    assert endpoint.records[-1].cached_tokens > 0

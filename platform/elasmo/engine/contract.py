@@ -34,6 +34,7 @@ class StepOutput:
         finish: why the sequence ended with this token, None while it goes on.
         logprobs: where the request asked for them.
         prompt_logprobs: with a sequence's first token, where the request asked for them.
+        cached_tokens: with its first token, how many of the prompt's a prefix cache held.
     """
 
     request_id: str
@@ -42,6 +43,7 @@ class StepOutput:
     finish: Finish | None
     logprobs: TokenLogprobs | None = None
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+    cached_tokens: int = 0
 
 
 @dataclass(frozen=True)

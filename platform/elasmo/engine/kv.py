@@ -66,6 +66,7 @@ class KVCachePayload:
         layers: one array a layer, [2, tokens, kv_heads, head_dim].
         latents: [latents, hidden], what every later token looks at by cross-attention.
         first_logprobs, prompt_logprobs: of the first token and of the prompt's, where the request asked for them.
+        cached_tokens: of the prompt, how many the producer's prefix cache held.
     """
 
     envelope: KVEnvelope
@@ -73,6 +74,7 @@ class KVCachePayload:
     latents: NDArray[Any]
     first_logprobs: TokenLogprobs | None = None
     prompt_logprobs: list[TokenLogprobs | None] | None = None
+    cached_tokens: int = 0
 
 
 def export(
@@ -102,7 +104,7 @@ def export(
         seed=request.params.seed,
         checksum=checksum((*arrays, rows)),
     )
-    return KVCachePayload(envelope, arrays, rows, request.logprobs, request.prompt_logprobs)
+    return KVCachePayload(envelope, arrays, rows, request.logprobs, request.prompt_logprobs, request.cached)
 
 
 def verify(envelope: KVEnvelope, **expected: Any) -> None:

@@ -39,6 +39,7 @@ class Sequence:
         tokens: generated so far, or handed over to be computed again; all but the last may be in the cache.
         sent: how many of them were put out, here or before.
         computed: tokens of prompt and `tokens` that are in its pages.
+        cached: tokens of the prompt that a prefix cache held, here or where it was prefilled.
         media: kept until the last token, once they are encoded.
         logprobs: of the newest token.
         prompt_logprobs: of the prompt's tokens so far, where asked for; None at the first, before which nothing stands.
@@ -66,7 +67,3 @@ class Sequence:
     def content(self) -> tuple[Key, ...]:
         """Keys of everything that is computed."""
         return (*self.keys, *self.tokens)[: self.computed]
-
-    def restart(self) -> None:
-        """Forgets what was computed, not what is known."""
-        self.computed = self.cached = 0

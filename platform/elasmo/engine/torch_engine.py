@@ -146,6 +146,7 @@ class TorchEngine:
         self._write(payload, self.blocks.table(request_id))
         request.computed = envelope.tokens
         request.logprobs, request.prompt_logprobs = payload.first_logprobs, payload.prompt_logprobs
+        request.cached = payload.cached_tokens
         if len(payload.latents):
             latents = to_tensor(payload.latents, self.dtype).to(self.device, copy=True)
             request.media = PromptMedia(None, latents[None], torch.ones(1, dtype=torch.int64, device=self.device))
@@ -248,7 +249,9 @@ class TorchEngine:
         computed = self.blocks.allocate(request.request_id, request.known, self._shareable(request))
         if computed is None:
             return False
-        request.computed = request.cached = computed
+        request.computed = computed
+        if not request.tokens:  # what a preempted one finds again was its own
+            request.cached = computed
         assert request.prompt is not None  # those whose KV was handed over are not opened but admitted
         if request.media is None:
             request.media = self._runner.encode(request.prompt, computed)
@@ -330,7 +333,8 @@ class TorchEngine:
         prompt = tuple(request.prompt_logprobs) if request.prompt_logprobs is not None and index == 0 else None
         if finish is not None:
             self.abort(request.request_id)
-        return StepOutput(request.request_id, index, token, finish, request.logprobs, prompt)
+        cached = request.cached if index == 0 else 0
+        return StepOutput(request.request_id, index, token, finish, request.logprobs, prompt, cached)
 
     def _preempt(self, request: Request) -> None:
         """Takes a sequence's pages; it waits at the head of the queue, to be computed again."""

@@ -152,7 +152,9 @@ class ChatService:
             told = pieces(index, batches, self._processor.decode, request.stop, self._before)
             streams.append(_only_prompt(told) if asked.only_prompt else told)
         stream = merge(streams)
-        return Completion(self.model, asked.voice, request.with_usage, record, attempts, stream, held, self._api_error)
+        return Completion(
+            self.model, asked.voice, request.with_usage, request.n, record, attempts, stream, held, self._api_error
+        )
 
     async def _embed(self, prompt: Encoded, deadline: Deadline) -> np.ndarray:
         for failures in range(self._config.retries + 1):

@@ -23,6 +23,7 @@ class Piece:
         finish: set on the choice's last piece.
         logprobs: of those tokens, where the request asked for them.
         prompt_logprobs: with the first piece, where the request asked for them.
+        cached_tokens: with the first piece, how many of the prompt's a prefix cache held.
     """
 
     choice: int
@@ -31,6 +32,7 @@ class Piece:
     finish: Finish | None = None
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+    cached_tokens: int = 0
 
 
 async def pieces(
@@ -46,13 +48,13 @@ async def pieces(
         async for batch in batches:
             ends = batch.finish == "stop"
             fresh = text.push(batch.tokens[:-1] if ends else batch.tokens)
+            logprobs, prompt, cached = batch.logprobs[: text.used], batch.prompt_logprobs, batch.cached_tokens
             if text.stopped:
-                yield Piece(choice, fresh, text.used, "stop", batch.logprobs[: text.used], batch.prompt_logprobs)
+                yield Piece(choice, fresh, text.used, "stop", logprobs, prompt, cached)
                 return
             if batch.finish is not None:
                 fresh += text.finish()
-            logprobs, prompt = batch.logprobs[: text.used], batch.prompt_logprobs
-            yield Piece(choice, fresh, text.used + ends, batch.finish, logprobs, prompt)
+            yield Piece(choice, fresh, text.used + ends, batch.finish, logprobs, prompt, cached)
             text.used = 0
 
 

@@ -12,7 +12,6 @@ from elasmo.serve.choice import Piece
 from elasmo.serve.generation import Attempts
 from elasmo.serve.openai_errors import ApiError
 from elasmo.serve.request_record import RequestRecord
-from elasmo.serve.sampling_protocol import Usage
 from elasmo.serve.served_model import ServedModel
 from elasmo.serve.voice import Voice
 
@@ -24,6 +23,7 @@ class Completion:
         model: what it is asked of.
         voice: how it is told.
         with_usage: whether a stream ends with the token counts.
+        per_prompt: choices of each prompt.
         record: filled in as pieces come.
         attempts: of each choice.
         stream: pieces of all choices; it is this object's to close.
@@ -36,6 +36,7 @@ class Completion:
         model: ServedModel,
         voice: Voice,
         with_usage: bool,
+        per_prompt: int,
         record: RequestRecord,
         attempts: Sequence[Attempts],
         stream: AsyncGenerator[Piece, None],
@@ -46,6 +47,7 @@ class Completion:
         self._model = model
         self._voice = voice
         self._with_usage = with_usage
+        self._per_prompt = per_prompt
         self._record = record
         self._attempts = attempts
         self._stream = stream
@@ -96,14 +98,20 @@ class Completion:
         piece = self._first
         while piece is not None:
             self._record.completion_tokens += piece.tokens
+            if piece.choice % self._per_prompt == 0:
+                self._record.cached_tokens += piece.cached_tokens
             yield piece
             piece = await anext(self._stream, None)
         self._complete = True
 
     def _usage(self) -> dict[str, Any]:
         prompt, completion = self._record.prompt_tokens, self._record.completion_tokens
-        total = prompt + completion
-        return Usage(prompt_tokens=prompt, completion_tokens=completion, total_tokens=total).model_dump()
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+            "prompt_tokens_details": {"cached_tokens": self._record.cached_tokens, "audio_tokens": 0},
+        }
 
     def _document(self, name: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {

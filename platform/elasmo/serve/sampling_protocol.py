@@ -59,12 +59,3 @@ class SamplingFields(Wire):
     def with_usage(self) -> bool:
         """Whether a stream ends with the token counts."""
         return self.stream_options is not None and self.stream_options.include_usage
-
-
-class Usage(BaseModel):
-    """Token counts: the prompt with its media placeholders, and every generated token of every choice."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    prompt_tokens_details: dict[str, int] = {"cached_tokens": 0, "audio_tokens": 0}

@@ -24,6 +24,7 @@ class TokenBuffer:
         self._tokens: list[int] = []
         self._logprobs: list[TokenLogprobs] = []
         self._prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+        self._cached_tokens = 0
         self._finish: Finish | None = None
         self._problem: Problem | None = None
         self._first = True
@@ -36,6 +37,7 @@ class TokenBuffer:
         finish: Finish | None,
         logprobs: TokenLogprobs | None = None,
         prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None,
+        cached_tokens: int = 0,
     ) -> None:
         """Adds the sequence's next token, and what was asked to come with it."""
         self._tokens.append(token)
@@ -43,6 +45,7 @@ class TokenBuffer:
         if logprobs is not None:
             self._logprobs.append(logprobs)
         self._prompt_logprobs = prompt_logprobs or self._prompt_logprobs
+        self._cached_tokens += cached_tokens
         self._ready.set()
         if finish is not None:
             self._ended.set()
@@ -65,11 +68,12 @@ class TokenBuffer:
         if self._problem is not None and not self._tokens:
             return self._problem
         logprobs, prompt = tuple(self._logprobs), self._prompt_logprobs
-        batch = TokenBatch(self._next, tuple(self._tokens), self._finish, self._kv_bytes, logprobs, prompt)
+        tokens, cached = tuple(self._tokens), self._cached_tokens
+        batch = TokenBatch(self._next, tokens, self._finish, self._kv_bytes, logprobs, prompt, cached)
         self._next += len(self._tokens)
         self._tokens.clear()
         self._logprobs.clear()
-        self._prompt_logprobs = None
+        self._prompt_logprobs, self._cached_tokens = None, 0
         self._kv_bytes = 0
         self._first = False
         if self._problem is None:

@@ -21,6 +21,7 @@ class TokenBatch:
         kv_bytes: bytes of KV this replica took over, in the first batch of an admission; else 0.
         logprobs: one a token, where the request asked for them.
         prompt_logprobs: with token 0, where the request asked for them.
+        cached_tokens: with token 0, how many of the prompt's a prefix cache held.
     """
 
     start: int
@@ -29,6 +30,7 @@ class TokenBatch:
     kv_bytes: int = 0
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+    cached_tokens: int = 0
 
 
 @dataclass(frozen=True)
