@@ -12,7 +12,7 @@ import torch
 
 from elasmo.config import EngineConfig, LimitsConfig, MoEConfig
 from elasmo.engine.contract import EngineRefused, StepOutput
-from elasmo.engine.grammar import GrammarCompiler, GrammarSpec
+from elasmo.engine.grammar import GrammarCompiler, GrammarError, GrammarSpec
 from elasmo.engine.logprobs import TokenLogprobs
 from elasmo.engine.sampling import SamplingParams
 from elasmo.engine.torch_engine import TorchEngine
@@ -267,6 +267,25 @@ def test_a_grammar_holds_whatever_the_model_wants_and_a_resumed_stream_goes_on_i
         built().add("c", PROMPTS[1], dataclasses.replace(params, grammar=GrammarSpec("json_schema", '{"type": "x"}')))
     with pytest.raises(EngineRefused, match="without a tokenizer"):
         engine().add("c", PROMPTS[1], params)
+
+
+def test_a_grammar_that_gives_up_fails_its_sequence_alone() -> None:
+    grammars = GrammarCompiler(PROCESSOR.tokenizer.to_str(), PROCESSOR.vocab_size, MODEL.config.tokens.end)
+    built = TorchEngine(MODEL, "processor", "model", EngineConfig(block_size=4, blocks=120), grammars)
+    spec = GrammarSpec("json_schema", json.dumps(SCHEMA))
+    built.add("fails", PROMPTS[1], SamplingParams(max_tokens=60, grammar=spec))
+    built.add("goes on", PROMPTS[0], RANDOM)
+    outputs = [output for _ in range(3) for output in built.step()]
+
+    def give_up() -> None:
+        raise GrammarError("The grammar is too complex.")
+
+    built._running["fails"].matcher.allowed = give_up  # type: ignore[union-attr, method-assign, assignment]
+    outputs += [output for outputs in run(built).values() for output in outputs]
+    assert built.failures() == [("fails", "The grammar is too complex.")] and built.failures() == []
+    assert [output.token for output in outputs if output.request_id == "goes on"] == without_cache(PROMPTS[0], RANDOM)
+    assert sum(output.request_id == "fails" for output in outputs) == 3
+    assert built.stats().free_blocks == 120
 
 
 def test_experts_with_a_capacity_drop_no_token_for_the_sake_of_others() -> None:

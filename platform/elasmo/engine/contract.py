@@ -107,6 +107,9 @@ class Engine(Protocol):
     def step(self) -> list[StepOutput]:
         """One token for every running sequence; first tokens of newly admitted ones come at once, without computing."""
 
+    def failures(self) -> list[tuple[str, str]]:
+        """Sequences that ended without a token since this was asked last, with the reason; the others are unharmed."""
+
     def abort(self, request_id: str) -> None:
         """Drops a sequence and frees its pages; an unknown id is ignored."""
 

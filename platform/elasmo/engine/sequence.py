@@ -42,6 +42,7 @@ class Sequence:
         cached: tokens of the prompt that a prefix cache held, here or where it was prefilled.
         media: kept until the last token, once they are encoded.
         logprobs: of the newest token.
+        failure: why there is no next token, where there is none.
         prompt_logprobs: of the prompt's tokens so far, where asked for; None at the first, before which nothing stands.
     """
 
@@ -57,6 +58,7 @@ class Sequence:
     media: PromptMedia | None = None
     matcher: Matcher | None = None
     logprobs: TokenLogprobs | None = None
+    failure: str | None = None
     prompt_logprobs: list[TokenLogprobs | None] | None = None
 
     @property

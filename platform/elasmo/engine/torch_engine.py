@@ -74,6 +74,7 @@ class TorchEngine:
         # Both oldest first: arrival order is the order of a request's first entry.
         self._running: dict[str, Request] = {}
         self._waiting: dict[str, Request] = {}
+        self._failures: list[tuple[str, str]] = []
         self._generated = self._prompted = self._cached = self._preemptions = 0
 
     def prefill(self, prompt: Encoded, params: SamplingParams) -> KVCachePayload:
@@ -86,6 +87,8 @@ class TorchEngine:
                 while not request.tokens:
                     size = min(request.known - request.computed, self.config.prefill_tokens)
                     self._compute([Chunk(request.request_id, request.computed, size)], {request.request_id: request})
+                    if request.failure is not None:
+                        raise EngineRefused(request.failure)
                 table = torch.tensor(self.blocks.table(request.request_id), device=self.device)
                 layers = [layer[:, table].flatten(1, 2)[:, : request.prompt_tokens] for layer in self._runner.pages]
                 latents = self._last_latents(request)
@@ -163,7 +166,14 @@ class TorchEngine:
             self._preempt(self._running[request_id])
         chunks = [chunk for chunk in map(self._with_room, plan.chunks) if chunk is not None]
         sampled = self._compute(chunks, self._running) if chunks else []
+        for request in [request for request in self._running.values() if request.failure is not None]:
+            self._failures.append((request.request_id, request.failure or ""))
+            self.abort(request.request_id)
         return [self._put_out(request) for request in sampled]
+
+    def failures(self) -> list[tuple[str, str]]:
+        failures, self._failures = self._failures, []
+        return failures
 
     def abort(self, request_id: str) -> None:
         """Drops a sequence and frees its pages; an unknown id is ignored."""
@@ -196,6 +206,8 @@ class TorchEngine:
             while self._running or self._waiting:
                 outputs = self.step()
                 tokens += [output.token for output in outputs]
+                for _, reason in self.failures():
+                    raise EngineRefused(reason)
                 if not outputs and not self._running:
                     raise EngineFull(self._too_few(len(prompt.tokens) + params.max_tokens))
             return tokens
@@ -282,10 +294,16 @@ class TorchEngine:
         if not ended:
             return []
         logits = self._logits(torch.stack([states[-1] for _, states in ended]))
+        done = set()
         for (piece, _), scores in zip(ended, logits, strict=True):
-            self._sample(piece.sequence, scores)
+            try:
+                self._sample(piece.sequence, scores)
+            except GrammarError as error:
+                # One request's grammar must not fail the step of all.
+                piece.sequence.failure = str(error)
+            else:
+                done.add(piece.sequence.request_id)
         # In order of arrival, whatever the order of computing was.
-        done = {piece.sequence.request_id for piece, _ in ended}
         return [request for request in requests.values() if request.request_id in done]
 
     def _sample(self, request: Request, scores: NDArray[np.float32]) -> None:
