@@ -120,6 +120,7 @@ def main() -> None:
     parser.add_argument("--wall", action="store_true", help="wall-clock time, of a machine with nothing else to do")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--batches", type=int, nargs="+", default=BATCHES)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     transformers.logging.set_verbosity_error()
@@ -134,7 +135,7 @@ def main() -> None:
         answers = {system: built.run(prompts[:2], 8) for system, built in systems.items()}
         for system, answer in answers.items():
             print(f"  {system} agrees with elasmo in {(answer == answers['elasmo']).mean():.0%} of 16 tokens")
-        for batch in BATCHES:
+        for batch in options.batches:
             decode: dict[str, list[float]] = {system: [] for system in systems}
             prefill: dict[str, list[float]] = {system: [] for system in systems}
             for _ in range(options.repeats):

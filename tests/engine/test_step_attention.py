@@ -35,7 +35,7 @@ def test_every_row_sees_its_own_tokens_and_no_others(slots: bool, order: list[st
     for name, cache in past.items():
         for token in range(STARTS[name]):
             pages[:, :, TABLES[name][token // SIZE], token % SIZE] = cache[:, :, token]
-    contiguous = ContiguousKV(pages, most_tokens=1000 if slots else 0)
+    contiguous = ContiguousKV(pages, 2, most_tokens=1000 if slots else 0)
     for name in ("x", "b", "c"):  # c moves into the place of x, which leaves
         contiguous.slot(name, TABLES.get(name, [4]), STARTS.get(name, 3))
     contiguous.leave("x")
@@ -74,7 +74,7 @@ def test_every_row_sees_its_own_tokens_and_no_others(slots: bool, order: list[st
 
 def test_contiguous_memory_is_bounded_and_returned() -> None:
     pages = torch.zeros(1, 2, 40, 4, 1, 2)
-    contiguous = ContiguousKV(pages, most_tokens=256)
+    contiguous = ContiguousKV(pages, 3, most_tokens=256)
     table = list(range(40))
     assert [contiguous.slot(name, table, 30) for name in "abcd"] == [0, 1, 2, 3]
     assert contiguous.tokens <= 256

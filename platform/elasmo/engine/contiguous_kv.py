@@ -21,11 +21,13 @@ class ContiguousKV:
 
     Args:
         pages: [layers, 2, blocks, block_size, kv_heads, head_dim], what joins is read from.
+        slots: sequences there may be at a time; memory nobody wrote costs nothing.
         most_tokens: over all slots.
     """
 
-    def __init__(self, pages: Tensor, most_tokens: int) -> None:
+    def __init__(self, pages: Tensor, slots: int, most_tokens: int) -> None:
         self._pages = pages
+        self._most_slots = slots
         self._most_tokens = most_tokens
         self._slots: list[str] = []
         self._layers, _, _, self._block_size, self._kv_heads, self._head_dim = pages.shape
@@ -74,11 +76,12 @@ class ContiguousKV:
             return True
         used = len(self._slots)
         longer = longest if tokens <= longest else -(-max(tokens, longest + longest // 2) // _STRETCH) * _STRETCH
-        more = had if slots <= had else max(slots, used + used // 2)
-        if more * longer > self._most_tokens:
-            longer, more = max(longest, -(-tokens // _STRETCH) * _STRETCH), max(slots, used)
-            if more * longer > self._most_tokens:
-                return False
+        if slots * longer > self._most_tokens:
+            longer = max(longest, -(-tokens // _STRETCH) * _STRETCH)
+        more = max(slots, had, min(self._most_slots, self._most_tokens // longer))
+        if slots * longer > self._most_tokens:
+            return False
+        more = min(more, self._most_tokens // longer)
         grown = self._room(more, longer)
         grown[:, :, :used, :, :longest] = self._values[:, :, :used]
         grown[:, :, :used, :, longest:] = 0

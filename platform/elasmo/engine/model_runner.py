@@ -34,16 +34,17 @@ class ModelRunner:
     Args:
         model: on the device it runs on.
         blocks, block_size: pages, and tokens in one.
+        max_batch: sequences that decode at a time.
     """
 
-    def __init__(self, model: MultimodalDecoder, blocks: int, block_size: int) -> None:
+    def __init__(self, model: MultimodalDecoder, blocks: int, block_size: int, max_batch: int) -> None:
         self.model = model
         weight = next(model.parameters())
         self.device, self.dtype = weight.device, weight.dtype
         decoder = model.config.decoder
         shape = (decoder.layers, 2, blocks, block_size, decoder.kv_heads, decoder.head_size)
         self.pages = torch.zeros(shape, dtype=self.dtype, device=self.device)
-        self.contiguous = ContiguousKV(self.pages, most_tokens=2 * blocks * block_size)
+        self.contiguous = ContiguousKV(self.pages, max_batch, most_tokens=2 * blocks * block_size)
 
     def run(self, work: Sequence[Work]) -> tuple[list[Work], list[Tensor]]:
         """Computes the pieces and writes their KV.

@@ -57,7 +57,7 @@ class TorchEngine:
         decoder, tokens = model.config.decoder, model.config.tokens
         self._ends = frozenset(tokens.end)
         self._never = [token for token in (*tokens.never, *tokens.media) if token < model.vocab_size]
-        self._runner = ModelRunner(self.model, config.blocks, config.block_size)
+        self._runner = ModelRunner(self.model, config.blocks, config.block_size, config.max_batch)
         self.dtype = self._runner.dtype
         self._identity: dict[str, Any] = {
             "model_hash": model_hash,
