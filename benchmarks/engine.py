@@ -29,30 +29,44 @@ DECODER = DecoderConfig(hidden=768, layers=12, heads=12, kv_heads=4, ffn=2048, m
 BATCHES = (1, 8, 32)
 
 
+Clock = Callable[[], float]
+
+
 class System(Protocol):
     """Runs prompts to a fixed length."""
 
-    def run(self, prompts: np.ndarray, tokens: int) -> np.ndarray:
-        """Greedy tokens [batch, tokens] that follow prompts [batch, PROMPT]."""
+    def run(self, prompts: np.ndarray, tokens: int, clock: Clock) -> tuple[np.ndarray, float, float]:
+        """Greedy tokens [batch, tokens] that follow prompts [batch, PROMPT].
+
+        Also the seconds until every prompt had its first token, and from then to the end.
+        """
 
 
 class Elasmo:
-    """The torch engine, prompts in chunks of its default size."""
+    """The torch engine, all prompts in one step, as transformers has them."""
 
     def __init__(self, model: MultimodalDecoder) -> None:
-        config = EngineConfig(blocks=1024, max_batch=max(BATCHES), prefix_cache=False)
+        config = EngineConfig(
+            blocks=1024, max_batch=max(BATCHES), prefix_cache=False, prefill_tokens=max(BATCHES) * PROMPT
+        )
         self._engine = TorchEngine(model, "processor", "model", config)
 
-    def run(self, prompts: np.ndarray, tokens: int) -> np.ndarray:
+    def run(self, prompts: np.ndarray, tokens: int, clock: Clock) -> tuple[np.ndarray, float, float]:
+        began = clock()
         params = SamplingParams(tokens, ignore_end=True)
         for number, row in enumerate(prompts):
             prompt = Encoded.of_tokens(row.astype(np.int32), np.zeros(len(row), np.uint8))
             self._engine.add(str(number), prompt, params)
         answers: dict[str, list[int]] = {str(number): [] for number in range(len(prompts))}
-        while any(len(answer) < tokens for answer in answers.values()):
+        first: float | None = None
+        while min(map(len, answers.values())) < tokens:
             for output in self._engine.step():
                 answers[output.request_id].append(output.token)
-        return np.array(list(answers.values()))
+            if first is None and all(answers.values()):
+                first = clock()
+        ended = clock()
+        assert first is not None
+        return np.array(list(answers.values())), first - began, ended - first
 
 
 class Transformers:
@@ -78,8 +92,13 @@ class Transformers:
         # The engine never draws control tokens.
         self._never = [[token] for token in (*model.config.tokens.never, *model.config.tokens.media)]
 
-    def run(self, prompts: np.ndarray, tokens: int) -> np.ndarray:
-        ids = torch.as_tensor(prompts)
+    def run(self, prompts: np.ndarray, tokens: int, clock: Clock) -> tuple[np.ndarray, float, float]:
+        ids, ticks = torch.as_tensor(prompts), [clock()]
+
+        def tick(ids: torch.Tensor, scores: object, **_: object) -> torch.Tensor:
+            ticks.append(clock())
+            return torch.zeros(len(ids), dtype=torch.bool)
+
         with torch.inference_mode():
             out = self._model.generate(
                 ids,
@@ -89,8 +108,9 @@ class Transformers:
                 eos_token_id=None,
                 pad_token_id=0,
                 bad_words_ids=self._never,
+                stopping_criteria=transformers.StoppingCriteriaList([tick]),
             )
-        return np.asarray(out[:, PROMPT:])
+        return np.asarray(out[:, PROMPT:]), ticks[1] - ticks[0], ticks[-1] - ticks[1]
 
 
 SYSTEMS: dict[str, Callable[[MultimodalDecoder], System]] = {"elasmo": Elasmo, "transformers": Transformers}
@@ -101,13 +121,6 @@ def make_model(dtype: torch.dtype) -> MultimodalDecoder:
     model = MultimodalDecoder(ModelConfig(decoder=DECODER, vision=None, audio=None, table=None), VOCAB)
     model.init_weights(0)
     return model.to(dtype).eval()
-
-
-def seconds(work: Callable[[], object], wall: bool) -> float:
-    clock = time.perf_counter if wall else time.process_time
-    began = clock()
-    work()
-    return clock() - began
 
 
 def spread(values: list[float]) -> str:
@@ -123,6 +136,7 @@ def main() -> None:
     parser.add_argument("--batches", type=int, nargs="+", default=BATCHES)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
+    clock = time.perf_counter if options.wall else time.process_time
     transformers.logging.set_verbosity_error()
     random = np.random.default_rng(0)
     print(f"torch {torch.__version__}, transformers {transformers.__version__}, {options.threads} threads")
@@ -132,7 +146,7 @@ def main() -> None:
         name = str(dtype).removeprefix("torch.")
         print(f"{name}: {sum(value.numel() for value in model.parameters()) / 1e6:.0f} M parameters")
         prompts = random.integers(100, VOCAB, (max(BATCHES), PROMPT))
-        answers = {system: built.run(prompts[:2], 8) for system, built in systems.items()}
+        answers = {system: built.run(prompts[:2], 8, clock)[0] for system, built in systems.items()}
         for system, answer in answers.items():
             print(f"  {system} agrees with elasmo in {(answer == answers['elasmo']).mean():.0%} of 16 tokens")
         for batch in options.batches:
@@ -140,12 +154,9 @@ def main() -> None:
             prefill: dict[str, list[float]] = {system: [] for system in systems}
             for _ in range(options.repeats):
                 for system, built in systems.items():
-                    first = seconds(lambda run=built.run, rows=prompts[:batch]: run(rows, 1), options.wall)
-                    whole = seconds(
-                        lambda run=built.run, rows=prompts[:batch]: run(rows, 1 + options.tokens), options.wall
-                    )
-                    decode[system].append(batch * options.tokens / (whole - first))
+                    _, first, rest = built.run(prompts[:batch], 1 + options.tokens, clock)
                     prefill[system].append(batch * PROMPT / first)
+                    decode[system].append(batch * options.tokens / rest)
             for what, rates in (("decode", decode), ("prefill", prefill)):
                 cells = [f"{spread(rates[system])}" for system in systems]
                 ratio = statistics.median(rates["elasmo"]) / statistics.median(rates["transformers"])
