@@ -328,7 +328,7 @@ def test_kv_lives_in_the_object_store_as_long_as_its_request(served: Served) -> 
 
 
 def test_kv_is_read_from_the_object_store_without_a_copy(served: Served) -> None:
-    engine = TorchEngine(served.model, "processor", "model", EngineConfig(blocks=1))
+    engine = TorchEngine(served.model, "processor", "model", EngineConfig(blocks=16))
     prompt = served.processor.encode_chat([Message("user", (Text(QUESTION),))], LimitsConfig(), True)
     ref = ray.put(engine.prefill(prompt, SamplingParams(1)))
 

@@ -86,8 +86,66 @@ def test_a_negative_seed_is_a_seed() -> None:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("max_tokens", 0), ("temperature", -0.1), ("temperature", float("nan")), ("top_p", 0.0), ("top_p", 1.1)],
+    [
+        ("max_tokens", 0),
+        ("temperature", -0.1),
+        ("temperature", float("nan")),
+        ("top_p", 0.0),
+        ("top_p", 1.1),
+        ("top_k", -1),
+        ("min_p", 1.5),
+    ],
 )
 def test_parameters_out_of_range_are_refused_by_name(field: str, value: float) -> None:
     with pytest.raises(ValueError, match=f"{field} is {value}"):
         SamplingParams(**{"max_tokens": 1, field: value})  # type: ignore[arg-type]
+
+
+def test_a_large_vocabulary_is_drawn_from_as_a_sorted_one_is() -> None:
+    """Few tokens are sorted when the draw falls on one of them; ties are at the border of those few."""
+    generator = np.random.default_rng(0)
+    for spread in (0.0, 0.5, 4.0):
+        logits = np.round(generator.normal(0, spread, 3000), 1).astype(np.float32)
+        weights = np.exp(logits.astype(np.float64))
+        order = np.argsort(-weights, kind="stable")
+        cumulative = np.cumsum(weights[order]) / weights.sum()
+        params = SamplingParams(max_tokens=1, temperature=1.0, seed=9)
+        for index in range(100):
+            wanted = order[np.searchsorted(cumulative, uniform(9, index), side="right")]
+            assert sample(logits, params, index) == wanted
+
+
+@pytest.mark.parametrize(
+    ("params", "kept"),
+    [
+        ({"top_k": 2}, {0, 2}),
+        ({"min_p": 0.55}, {0, 2}),
+        ({"min_p": 0.2}, {0, 2, 3}),
+        ({"top_k": 3, "top_p": 0.6}, {0, 2}),
+    ],
+)
+def test_truncation_leaves_the_likeliest_with_their_proportions(params: dict[str, float], kept: set[int]) -> None:
+    built = SamplingParams(max_tokens=1, temperature=1.0, seed=4, **params)  # type: ignore[arg-type]
+    draws = np.bincount([sample(LOGITS, built, index) for index in range(3000)], minlength=4) / 3000
+    chances = np.exp(LOGITS) * [token in kept for token in range(4)]
+    assert np.abs(draws - chances / chances.sum()).max() < 0.04 and set(np.flatnonzero(draws)) == kept
+
+
+def test_bias_and_penalties_are_added_to_logits() -> None:
+    logits = np.array([2.0, 1.5, 1.0], np.float32)
+
+    def greedy(before: list[int], **settings: object) -> int:
+        return sample(logits, SamplingParams(max_tokens=1, **settings), 0, before)  # type: ignore[arg-type]
+
+    assert greedy([], logit_bias=((2, 1.1),)) == 2 and greedy([], logit_bias=((0, -100.0),)) == 1
+    assert greedy([0], presence_penalty=0.6) == 1 and greedy([0, 0, 0], presence_penalty=0.4) == 0
+    assert greedy([0], frequency_penalty=0.4) == 0 and greedy([0, 0], frequency_penalty=0.4) == 1
+    assert greedy([0, 1], presence_penalty=2.0) == 2
+    assert logits.tolist() == [2.0, 1.5, 1.0]
+
+
+def test_what_the_grammar_forbids_never_comes() -> None:
+    allowed = np.array([False, True, False, True])
+    assert sample(LOGITS, SamplingParams(max_tokens=1), 0, allowed=allowed) == 3
+    drawn = {sample(LOGITS, SamplingParams(1, 2.0, seed=1), index, allowed=allowed) for index in range(200)}
+    assert drawn == {1, 3}

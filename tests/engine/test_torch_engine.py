@@ -65,7 +65,7 @@ def run(built: TorchEngine, limit: int = 200) -> dict[str, list[StepOutput]]:
     """Steps until nothing runs, outputs by request."""
     outputs: dict[str, list[StepOutput]] = {}
     for _ in range(limit):
-        if not built.stats().running:
+        if not built.stats().running and not built.stats().waiting:
             return outputs
         for output in built.step():
             outputs.setdefault(output.request_id, []).append(output)
@@ -257,8 +257,14 @@ def test_what_never_fits_is_refused_with_the_numbers() -> None:
     with pytest.raises(EngineRefused, match=f"{length} tokens and max_tokens={limit} exceed {limit}"):
         engine().prefill(PROMPTS[0], SamplingParams(max_tokens=limit))
     small = engine(EngineConfig(block_size=4, blocks=2))
-    with pytest.raises(EngineRefused, match="the engine has 2"):
-        small.admit("a", small.prefill(PROMPTS[0], GREEDY), GREEDY)
+    payload = engine().prefill(PROMPTS[0], GREEDY)
+    for refused in (
+        lambda: small.prefill(PROMPTS[0], GREEDY),
+        lambda: small.add("a", PROMPTS[0], GREEDY),
+        lambda: small.admit("a", payload, GREEDY),
+    ):
+        with pytest.raises(EngineRefused, match="the engine has 2"):
+            refused()
 
 
 @pytest.mark.parametrize("replay", ["other first token", "finished by end", "finished by length"])
@@ -294,7 +300,7 @@ def test_every_page_size_gives_the_same_tokens() -> None:
 def test_what_others_left_in_the_pages_is_never_read() -> None:
     """Not even NaN, which masks do not stop: zero times NaN is NaN."""
     built = engine()
-    built._pages.fill_(torch.nan)
+    built._runner.pages.fill_(torch.nan)
     for number in (1, 4):  # one page table is shorter than the other
         built.admit(str(number), built.prefill(PROMPTS[number], RANDOM), RANDOM)
     outputs = run(built)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import struct
+import tracemalloc
 import zlib
 
 import numpy as np
@@ -130,3 +131,52 @@ def test_a_bad_sound_is_refused_in_a_sentence(data: bytes, says: str) -> None:
         decode_audio(data, LIMITS, RATE)
     assert says in str(refused.value)
     assert " at 0x" not in str(refused.value) and "\n" not in str(refused.value)
+
+
+def png_chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+def bomb(width: int, height: int) -> bytes:
+    """A PNG of a few kilobytes that claims, and holds, that many black pixels."""
+    header = png_chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0))
+    rows = zlib.compress(bytes(min(width * height + height, 40_000_000)), 9)
+    return b"\x89PNG\r\n\x1a\n" + header + png_chunk(b"IDAT", rows) + png_chunk(b"IEND", b"")
+
+
+@pytest.mark.parametrize(("width", "height"), [(6_000, 6_000), (40_000_000, 1), (1, 40_000_000), (60_000, 60_000)])
+def test_a_decompression_bomb_is_refused_before_it_is_unpacked(width: int, height: int) -> None:
+    """vllm-project/vllm#47010: a small file that unpacks to gigabytes must cost neither memory nor time."""
+    data = bomb(width, height)
+    assert len(data) < 100_000
+    tracemalloc.start()
+    with pytest.raises(MediaError, match="pixels"):
+        decode_image(data, LimitsConfig())
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 4_000_000
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "I", "F", "I;16"])
+@pytest.mark.parametrize("size", [(1, 1), (1, 37), (37, 1), (2, 3)])
+def test_images_of_every_mode_and_odd_shape_come_out_as_gray_or_colour(mode: str, size: tuple[int, int]) -> None:
+    """vllm-project/vllm#9141: odd images (one pixel, one row, palette, alpha, CMYK) must not bring a server down."""
+    image = Pillow.new(mode, size)
+    file = io.BytesIO()
+    for format in ("PNG", "TIFF", "JPEG", "GIF"):
+        try:
+            image.save(file, format)
+            break
+        except OSError:
+            file = io.BytesIO()
+    if not file.getvalue():
+        pytest.skip(f"no format here holds {mode}")
+    pixels = decode_image(file.getvalue(), LimitsConfig())
+    assert pixels.shape[:2] == (size[1], size[0]) and pixels.shape[2] in (1, 3) and pixels.dtype == np.uint8
+
+
+def test_an_animation_costs_its_first_frame() -> None:
+    frames = [Pillow.new("L", (8, 8), shade) for shade in range(0, 250, 5)]
+    file = io.BytesIO()
+    frames[0].save(file, "GIF", save_all=True, append_images=frames[1:])
+    assert (decode_image(file.getvalue(), LimitsConfig()) == 0).all()

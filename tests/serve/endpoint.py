@@ -13,6 +13,7 @@ from elasmo.config import LimitsConfig, ServeConfig
 from elasmo.engine.sampling import SamplingParams
 from elasmo.model.sample import Message, Text
 from elasmo.serve.chat_service import ChatService
+from elasmo.serve.live_streams import LiveStreams
 from elasmo.serve.request_record import RequestRecord
 from elasmo.serve.routes import build_routes
 from elasmo.serve.served_model import ServedModel
@@ -34,6 +35,10 @@ class Endpoint:
         config = ServeConfig(limits=LIMITS, **settings)
         self.service = ChatService(MODEL, self.processor, config, self.pools, self.records.append)
         self.app = build_routes(self.service, config, self.stats)
+
+    def streams(self) -> LiveStreams:
+        streams: LiveStreams = self.app.state.streams
+        return streams
 
     async def stats(self) -> dict[str, Any]:
         return {}

@@ -6,7 +6,11 @@ import asyncio
 import uuid
 from collections.abc import AsyncGenerator
 
+import numpy as np
+from numpy.typing import NDArray
+
 from elasmo.config import EngineConfig
+from elasmo.engine.grammar import GrammarCompiler
 from elasmo.engine.kv import KVCachePayload
 from elasmo.engine.sampling import SamplingParams
 from elasmo.engine.torch_engine import TorchEngine
@@ -26,13 +30,17 @@ class EnginePools:
     """
 
     def __init__(self, model: MultimodalDecoder, processor: Processor, config: EngineConfig | None = None) -> None:
-        self.engine = TorchEngine(model, processor.fingerprint(), "model", config or EngineConfig())
+        grammars = GrammarCompiler(processor.tokenizer.to_str(), processor.vocab_size, model.config.tokens.end)
+        self.engine = TorchEngine(model, processor.fingerprint(), "model", config or EngineConfig(), grammars)
         self.die_after: list[int] = []
         self.hang = False
         self._tokens: dict[str, list[TokenBatch]] = {}
 
     async def prefill(self, prompt: Encoded, params: SamplingParams, deadline: Deadline) -> KVCachePayload:
         return self.engine.prefill(prompt, params)
+
+    async def embed(self, prompt: Encoded, deadline: Deadline) -> NDArray[np.float32]:
+        return self.engine.embed(prompt)
 
     async def decode(
         self, kv: KVCachePayload, params: SamplingParams, sent: tuple[int, ...], deadline: Deadline
@@ -62,5 +70,7 @@ class EnginePools:
 
     def _step(self) -> None:
         for output in self.engine.step():
-            batch = TokenBatch(output.index, (output.token,), output.finish)
+            logprobs = () if output.logprobs is None else (output.logprobs,)
+            prompt, cached = output.prompt_logprobs, output.cached_tokens
+            batch = TokenBatch(output.index, (output.token,), output.finish, 0, logprobs, prompt, cached)
             self._tokens[output.request_id].append(batch)

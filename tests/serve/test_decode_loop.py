@@ -27,7 +27,7 @@ class Replica:
         self.engine = TorchEngine(model, "processor", "model", EngineConfig(block_size=4, blocks=blocks))
         self.prompt = processor.encode_chat([Message("user", (Text("what digit is this?"),))], LIMITS, True)
         # The loop's thread owns its engine; prompts run on another one, as in the prefill pool.
-        self._prefill = TorchEngine(model, "processor", "model", EngineConfig(blocks=1))
+        self._prefill = TorchEngine(model, "processor", "model", EngineConfig(blocks=64))
         self._events: queue.Queue[Event] = queue.Queue()
         self.loop = DecodeLoop(self.engine, self._deliver)
 
@@ -110,7 +110,7 @@ def test_an_aborted_sequence_frees_its_pages(replica: Replica) -> None:
 
 
 def test_kv_of_another_model_is_reported_as_lost(replica: Replica) -> None:
-    other = TorchEngine(tiny_model()[0], "processor", "another", EngineConfig(blocks=1))
+    other = TorchEngine(tiny_model()[0], "processor", "another", EngineConfig(blocks=64))
     replica.loop.admit(Admit("a", other.prefill(replica.prompt, PARAMS), PARAMS))
     ((event,),) = replica.told("a")
     assert isinstance(event, Failed)

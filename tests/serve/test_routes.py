@@ -30,7 +30,7 @@ def audio(data: bytes) -> dict[str, Any]:
 
 
 def events(response: httpx.Response) -> list[Any]:
-    lines = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]
+    lines = [line.partition("data: ")[2] for line in response.text.split("\n\n") if line]
     return [line if line == "[DONE]" else json.loads(line) for line in lines]
 
 

@@ -33,6 +33,8 @@ def test_name_and_context_follow_the_configuration(folder: Path) -> None:
     engine = EngineConfig(block_size=4, blocks=10)
     model, _ = read_served_model(folder, ServeConfig(model_name="mine", engine=engine))
     assert (model.name, model.context) == ("mine", 40)
+    half, _ = read_served_model(folder, ServeConfig(engine=EngineConfig(dtype="bfloat16")))
+    assert 2 * half.kv_token_bytes == model.kv_token_bytes
 
 
 def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models
 
 from elasmo.serve.text_stream import TextStream
 
@@ -48,8 +49,8 @@ def test_text_goes_out_as_soon_as_it_is_certain() -> None:
 
 def test_bytes_that_are_no_utf8_do_not_hold_up_the_stream() -> None:
     stream = TextStream(decode)
-    assert stream.push([0xFF] * 10) == "\ufffd" * 9  # the last one could be the start of a character
-    assert stream.push([ord("a")]) == "\ufffda"
+    assert stream.push([0xFF] * 10) == "\ufffd" * 7  # the last ones could be parts of a character
+    assert stream.push([ord("a")]) == "\ufffd" * 3 + "a"
 
 
 @given(
@@ -91,3 +92,39 @@ def test_finish_without_pending_text_is_empty(data: bytes) -> None:
     stream = TextStream(decode)
     stream.push(list(data))
     assert stream.finish() == ""
+
+
+@pytest.mark.parametrize("text", ["", "go END on", "ENEND", "EEND", "ENDEND", "END", "ab EN"])
+def test_a_stop_string_is_found_however_it_falls_into_tokens(text: str) -> None:
+    """huggingface/text-generation-inference#1254: every way to split the text into tokens gives the same answer."""
+    wanted = text.partition("END")[0]
+    for size in range(1, len(text) + 1):
+        for borders in itertools.combinations(range(1, len(text)), size - 1):
+            words = [text[start:stop] for start, stop in itertools.pairwise([0, *borders, len(text)])]
+            stream = TextStream(lambda ids, words=words: "".join(words[at] for at in ids), ["END"])
+            told = "".join(stream.push([at]) for at in range(len(words))) + stream.finish()
+            assert told == wanted and stream.stopped == ("END" in text)
+
+
+def sentencepiece_like() -> Tokenizer:
+    """Words with their space, and single bytes for the rest, decoded as Llama's tokenizer decodes."""
+    pieces = [f"<0x{byte:02X}>" for byte in range(256)] + ["▁", "▁he", "llo", "a", "▁a"]
+    tokenizer = Tokenizer(models.BPE({piece: at for at, piece in enumerate(pieces)}, [], byte_fallback=True))
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    tokenizer.decoder = decoders.Sequence(steps)
+    return tokenizer
+
+
+@pytest.mark.parametrize("text", ["▁he llo ▁a 🙂🙂 ▁he llo", "é ▁a 삼겹살 llo", "▁ ▁a", "🙂 a €"])
+def test_byte_fallback_tokens_give_whole_characters_and_keep_spaces(text: str) -> None:
+    """sgl-project/sglang#23082, sgl-project/sglang#31598, ai-dynamo/dynamo#12630: a character of several tokens."""
+    tokenizer = sentencepiece_like()
+    ids: list[int] = []
+    for piece in text.split(" "):
+        known = tokenizer.token_to_id(piece)
+        ids += [known] if known is not None else list(piece.encode())
+    stream = TextStream(tokenizer.decode, before=[tokenizer.token_to_id("a")])
+    told = [stream.push([token]) for token in ids]
+    assert "".join([*told, stream.finish()]) == tokenizer.decode(ids)
+    assert not any("\ufffd" in piece for piece in told)
+    assert [bool(piece) for piece in told].count(True) >= len(text.split(" ")) - 1  # not held to the end

@@ -237,6 +237,9 @@ class EngineConfig(Section):
     block_size: Positive = Field(16, description="tokens in a KV page")
     blocks: Positive = Field(1024, description="KV pages of a decode replica")
     max_batch: Positive = Field(16, description="sequences decoded in one step")
+    prefill_tokens: Positive = Field(512, description="tokens of prompts computed in one step, beside those decoded")
+    prefix_cache: bool = Field(True, description="share the KV of prompts that begin alike, media included")
+    dtype: Literal["float32", "bfloat16"] = Field("float32", description="of weights and KV while serving")
     threads: Positive = 1
 
 
@@ -250,6 +253,18 @@ class PoolConfig(Section):
         {}, description="custom Ray resources a replica reserves, to hold the pool to nodes that have them"
     )
     max_ongoing: Positive = 64
+
+
+class FetchConfig(Section):
+    """Whether, and from where, media that a request names by URL are fetched."""
+
+    allow: bool = Field(False, description="fetch http(s) URLs of image parts; false takes data URIs only")
+    hosts: tuple[str, ...] = Field(
+        (), description="hosts, with their subdomains, to fetch from; any public one when empty"
+    )
+    per_request: Positive = Field(8, description="URLs that one request may name")
+    redirects: Annotated[int, Field(ge=0, le=10)] = 3
+    timeout_s: Seconds = 10.0
 
 
 class ServeConfig(Section):
@@ -268,11 +283,15 @@ class ServeConfig(Section):
     coalesce_ms: Annotated[float, Field(ge=0)] = Field(
         8.0, description="how long tokens after the first wait to share a message; 0 sends each step's token alone"
     )
+    reconnect_s: Annotated[float, Field(ge=0)] = Field(
+        0.0, description="how long a stream that lost its client goes on, for it to come back with Last-Event-ID"
+    )
     engine: EngineConfig = EngineConfig()
     ingress: PoolConfig = PoolConfig()
     prefill: PoolConfig = PoolConfig()
     decode: PoolConfig = PoolConfig()
     limits: LimitsConfig = LimitsConfig()
+    fetch: FetchConfig = FetchConfig()
 
 
 class RayConfig(Section):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import warnings
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from elasmo.config import ModelConfig
+from elasmo.engine.logprobs import TokenLogprobs
+from elasmo.engine.sequence import Sequence as Request
 from elasmo.model.encoded import Encoded
 from elasmo.model.processor import audio_tokens
 
@@ -63,11 +65,46 @@ class KVCachePayload:
     Attributes:
         layers: one array a layer, [2, tokens, kv_heads, head_dim].
         latents: [latents, hidden], what every later token looks at by cross-attention.
+        first_logprobs, prompt_logprobs: of the first token and of the prompt's, where the request asked for them.
+        cached_tokens: of the prompt, how many the producer's prefix cache held.
     """
 
     envelope: KVEnvelope
     layers: tuple[NDArray[Any], ...]
     latents: NDArray[Any]
+    first_logprobs: TokenLogprobs | None = None
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    cached_tokens: int = 0
+
+
+def export(
+    identity: Mapping[str, Any],
+    prompt: Encoded,
+    model: ModelConfig,
+    layers: Sequence[Tensor],
+    latents: Tensor,
+    request: Request,
+) -> KVCachePayload:
+    """The KV of a prompt whose first token is sampled.
+
+    Args:
+        identity: what the envelope says of the model.
+        layers: one tensor a layer, [2, tokens, kv_heads, head_dim].
+        latents: [latents, hidden].
+        request: its sequence.
+    """
+    arrays = tuple(to_array(layer) for layer in layers)
+    rows = to_array(latents)
+    envelope = KVEnvelope(
+        **identity,
+        tokens=len(prompt.tokens),
+        media_digests=media_digests(prompt, model),
+        latents=len(rows),
+        first_token=request.tokens[0],
+        seed=request.params.seed,
+        checksum=checksum((*arrays, rows)),
+    )
+    return KVCachePayload(envelope, arrays, rows, request.logprobs, request.prompt_logprobs, request.cached)
 
 
 def verify(envelope: KVEnvelope, **expected: Any) -> None:

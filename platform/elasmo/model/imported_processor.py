@@ -77,6 +77,11 @@ class ImportedProcessor:
             )
         self._settings = self._read("tokenizer_config.json")
 
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Reads any text as text; nothing in it is a control token."""
+        return self._text_reader
+
     def with_model(self, config: ModelConfig) -> ImportedProcessor:
         """The same for another model configuration."""
         return ImportedProcessor(self.files, config, self.vocab_size)
@@ -107,6 +112,12 @@ class ImportedProcessor:
             )
         sample = Encoded.of_tokens(np.array(tokens, np.int32), np.array(targets, np.uint8))
         return media.added_to(sample)
+
+    def encode_text(self, text: str) -> Encoded:
+        """A prompt of bare text, without a chat template, behind what the tokenizer puts in front of every text."""
+        first = self._control_reader.encode("", add_special_tokens=True).ids
+        tokens = [*first, *self._text_reader.encode(text, add_special_tokens=False).ids]
+        return Encoded.of_tokens(np.array(tokens, np.int32), np.zeros(len(tokens), np.uint8))
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of token ids; control tokens are left out."""

@@ -101,6 +101,11 @@ class Processor:
             )
         return parts.encoded()
 
+    def encode_text(self, text: str) -> Encoded:
+        """A prompt of bare text, without roles, for the model to go on with."""
+        tokens = self.tokenizer.encode(text, add_special_tokens=False).ids
+        return Encoded.of_tokens(np.array(tokens, np.int32), np.zeros(len(tokens), np.uint8))
+
     def with_model(self, config: ModelConfig) -> Processor:
         """The same for another model configuration."""
         return Processor(self.tokenizer, config, self.table_fields)

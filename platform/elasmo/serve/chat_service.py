@@ -1,31 +1,35 @@
-"""A chat completion from request bytes to an answer: the OpenAI API over the pools, with nothing of Ray in it."""
+"""Chats, completions and embeddings from request bytes to an answer: the OpenAI API over the pools, nothing of Ray."""
 
 from __future__ import annotations
 
 import asyncio
-import secrets
-from collections.abc import Callable
-from contextlib import ExitStack
-from typing import Any
+import base64
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import ExitStack, aclosing
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import numpy as np
 
 from elasmo.config import ServeConfig
-from elasmo.engine.sampling import SamplingParams
 from elasmo.model.encoded import Encoded
 from elasmo.model.imported_processor import AnyProcessor
-from elasmo.model.media import MediaError
-from elasmo.model.processor import ProcessorError
 from elasmo.serve.admission import Admission
-from elasmo.serve.choice import merge, pieces
+from elasmo.serve.choice import Piece, merge, pieces
 from elasmo.serve.completion import Completion
 from elasmo.serve.deadline import Deadline, DeadlineExceeded
 from elasmo.serve.generation import Attempts, Pools, generate
-from elasmo.serve.media_parts import to_messages
-from elasmo.serve.openai_errors import ApiError, defect, invalid_request, timed_out, unknown_model
-from elasmo.serve.openai_protocol import ChatCompletion, ChatRequest
-from elasmo.serve.parse import parse_chat_request
+from elasmo.serve.openai_errors import ApiError, defect, invalid_request, timed_out, unavailable, unknown_model
+from elasmo.serve.openai_protocol import ChatRequest
+from elasmo.serve.parse import parse_request
+from elasmo.serve.prompting import Asked, Prompting
 from elasmo.serve.request_record import RequestRecord
+from elasmo.serve.sampling_protocol import SamplingFields
 from elasmo.serve.served_model import ServedModel
-from elasmo.serve.tokens import RequestRefused
+from elasmo.serve.text_protocol import DetokenizeRequest, EmbeddingRequest, TextRequest, TokenizeRequest
+from elasmo.serve.tokens import ReplicaFailed, RequestRefused
+
+Request = TypeVar("Request", ChatRequest, TextRequest, EmbeddingRequest, TokenizeRequest, DetokenizeRequest)
 
 
 class ChatService:
@@ -49,35 +53,85 @@ class ChatService:
     ) -> None:
         self.model = model
         self.admission = Admission(config.max_queue, config.kv_mb << 20)
+        self._prompting = Prompting(model, processor, config)
         self._processor = processor
+        self._before = processor.tokenizer.encode("a", add_special_tokens=False).ids[-1:]
         self._config = config
         self._pools = pools
         self._on_end = on_end
 
-    async def answer(self, body: bytes) -> ChatCompletion | Completion:
-        """The finished completion, or, where the request streams, one whose first token is there; the caller closes it.
+    async def chat(self, body: bytes) -> dict[str, Any] | Completion:
+        """The finished answer, or, where the request streams, one whose first token is there; the caller closes it.
 
         Raises:
             ApiError: with the status to answer.
         """
+        return await self._answer(body, ChatRequest, 1, self._prompting.chat)
+
+    async def text(self, body: bytes) -> dict[str, Any] | Completion:
+        """The same for completions of bare prompts."""
+        return await self._answer(body, TextRequest, None, self._prompting.text)
+
+    async def embed(self, body: bytes) -> dict[str, Any]:
+        """Embeddings of texts, in their order; raises as `chat` does."""
+        record = RequestRecord()
+        with ExitStack() as held:
+            held.callback(self._end, record)
+            try:
+                request = self._parse(body, EmbeddingRequest)
+                held.enter_context(self.admission.admit(len(request.input)))
+                deadline = Deadline(self._config.request_timeout_s)
+                prompts = [self._prompting.encode_text(text, f"input[{at}]") for at, text in enumerate(request.input)]
+                record.prompt_tokens = sum(len(prompt.tokens) for prompt in prompts)
+                vectors = await asyncio.gather(*(self._embed(prompt, deadline) for prompt in prompts))
+            except BaseException as error:
+                raise self._told(error, record) or error from None
+        data = [
+            {"object": "embedding", "index": index, "embedding": _vector(vector, request.encoding_format)}
+            for index, vector in enumerate(vectors)
+        ]
+        usage = {"prompt_tokens": record.prompt_tokens, "total_tokens": record.prompt_tokens}
+        return {"object": "list", "data": data, "model": self.model.name, "usage": usage}
+
+    async def tokenize(self, body: bytes) -> dict[str, Any]:
+        """Token ids of a text, or of a conversation with its template and its media's placeholders."""
+        request = self._parse(body, TokenizeRequest)
+        if request.messages is not None:
+            prompt = await self._prompting.encode_chat(request.messages, request.add_generation_prompt)
+        else:
+            prompt = self._processor.encode_text(request.prompt or "")
+        tokens = prompt.tokens.tolist()
+        return {"count": len(tokens), "max_model_len": self.model.context, "tokens": tokens}
+
+    async def detokenize(self, body: bytes) -> dict[str, Any]:
+        """Text of token ids."""
+        return {"prompt": self._prompting.decode(self._parse(body, DetokenizeRequest).tokens, "tokens")}
+
+    async def _answer(
+        self,
+        body: bytes,
+        kind: type[Request],
+        prompts: int | None,
+        read: Callable[[Request], Awaitable[Asked]],
+    ) -> dict[str, Any] | Completion:
         record = RequestRecord()
         held = ExitStack()
         held.callback(self._end, record)
         completion: Completion | None = None
         try:
-            request = parse_chat_request(body)
-            if request.model != self.model.name:
-                raise unknown_model(request.model, self.model.name)
-            record.choices = request.n
-            held.enter_context(self.admission.admit(request.n))
-            completion = await self._start(request, record, held)
+            request = self._parse(body, kind)
+            assert isinstance(request, SamplingFields)
+            record.choices = request.n * (prompts or len(getattr(request, "prompt", ())))
+            held.enter_context(self.admission.admit(record.choices))
+            deadline = Deadline(self._config.request_timeout_s)
+            asked = await deadline.within(read(request), "its media to be decoded")
+            completion = self._start(asked, request, deadline, record, held)
             if request.stream:
                 await completion.first()
                 return completion
             whole = await completion.whole()
         except BaseException as error:
-            answer = self._api_error(error) if isinstance(error, Exception) else None
-            record.status = answer.status if answer is not None else 499  # cancelled: the client went away
+            answer = self._told(error, record)
             if completion is not None:
                 await completion.close()
             held.close()
@@ -85,47 +139,43 @@ class ChatService:
         await completion.close()
         return whole
 
-    async def _start(self, request: ChatRequest, record: RequestRecord, held: ExitStack) -> Completion:
-        """Encodes the prompt and sets up its choices; nothing runs on the pools before the first piece is asked for."""
-        deadline = Deadline(self._config.request_timeout_s)
-        prompt = await deadline.within(self._encode(request), "its media to be decoded")
-        record.prompt_tokens = len(prompt.tokens)
-        max_tokens = self._max_tokens(request, len(prompt.tokens))
-        held.enter_context(self.admission.hold_kv(request.n * len(prompt.tokens) * self.model.kv_token_bytes))
-        # Drawn here, once: a replica that takes over later must draw the same numbers.
-        seed = request.seed if request.seed is not None else secrets.randbits(63)
-        attempts = [Attempts() for _ in range(request.n)]
+    def _start(
+        self, asked: Asked, request: SamplingFields, deadline: Deadline, record: RequestRecord, held: ExitStack
+    ) -> Completion:
+        """Sets up the choices; nothing runs on the pools before the first piece is asked for."""
+        record.prompt_tokens = sum(len(prompt.tokens) for prompt in asked.prompts)
+        held.enter_context(self.admission.hold_kv(request.n * record.prompt_tokens * self.model.kv_token_bytes))
+        attempts = [Attempts() for _ in asked.choices]
         streams = []
-        for index, tries in enumerate(attempts):
-            params = SamplingParams(max_tokens, request.temperature, request.top_p, (seed + index) % (1 << 63))
-            batches = generate(self._pools, prompt, params, deadline, self._config.retries, tries)
-            streams.append(pieces(index, batches, self._processor.decode, request.stop))
-        return Completion(self.model, request, record, attempts, merge(streams), held, self._api_error)
+        for index, ((number, params), tries) in enumerate(zip(asked.choices, attempts, strict=True)):
+            batches = generate(self._pools, asked.prompts[number], params, deadline, self._config.retries, tries)
+            told = pieces(index, batches, self._processor.decode, request.stop, self._before)
+            streams.append(_only_prompt(told) if asked.only_prompt else told)
+        stream = merge(streams)
+        return Completion(
+            self.model, asked.voice, request.with_usage, request.n, record, attempts, stream, held, self._api_error
+        )
 
-    async def _encode(self, request: ChatRequest) -> Encoded:
-        """The prompt, its media decoded off the event loop."""
-        limits = self._config.limits
-        messages = to_messages(request.messages, limits)
-        try:
-            return await asyncio.to_thread(self._processor.encode_chat, messages, limits, True)
-        except MediaError as error:
-            raise invalid_request(str(error), "messages", "invalid_media") from None
-        except ProcessorError as error:
-            raise invalid_request(str(error), "messages") from None
+    async def _embed(self, prompt: Encoded, deadline: Deadline) -> np.ndarray:
+        for failures in range(self._config.retries + 1):
+            try:
+                return await self._pools.embed(prompt, deadline)
+            except ReplicaFailed as error:
+                reason = str(error)
+                await deadline.within(asyncio.sleep(min(0.05 * 2**failures, 1.0)), f"a replacement replica ({reason})")
+        raise unavailable(self._config.retries + 1, reason)
 
-    def _max_tokens(self, request: ChatRequest, prompt_tokens: int) -> int:
-        asked = request.completion_limit
-        room = self.model.context - prompt_tokens
-        if room < 1 or (asked is not None and asked > room):
-            name = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
-            raise invalid_request(
-                f"The prompt has {prompt_tokens} tokens and {name} is {asked or self._config.max_tokens}, but the "
-                f"context of {self.model.name!r} is {self.model.context} tokens; "
-                + (f"ask for at most {room}." if room >= 1 else "shorten the messages."),
-                name if room >= 1 else "messages",
-                "context_length_exceeded",
-            )
-        return asked if asked is not None else min(self._config.max_tokens, room)
+    def _parse(self, body: bytes, kind: type[Request]) -> Request:
+        request = parse_request(body, kind)
+        if request.model != self.model.name:
+            raise unknown_model(request.model, self.model.name)
+        return request
+
+    def _told(self, error: BaseException, record: RequestRecord) -> ApiError | None:
+        """The answer to an error, noted in the record; None when the client went away."""
+        answer = self._api_error(error) if isinstance(error, Exception) else None
+        record.status = answer.status if answer is not None else 499
+        return answer
 
     def _api_error(self, error: Exception) -> ApiError:
         if isinstance(error, ApiError):
@@ -139,3 +189,16 @@ class ChatService:
     def _end(self, record: RequestRecord) -> None:
         record.end()
         self._on_end(record)
+
+
+async def _only_prompt(stream: AsyncGenerator[Piece, None]) -> AsyncGenerator[Piece, None]:
+    """What comes with the prompt, without the token that the engine has to generate."""
+    async with aclosing(stream):
+        async for piece in stream:
+            yield replace(piece, text="", tokens=0, finish="length", logprobs=())
+            return
+
+
+def _vector(vector: np.ndarray, encoding: str) -> list[float] | str:
+    values = vector.astype("<f4")
+    return base64.b64encode(values.tobytes()).decode() if encoding == "base64" else values.tolist()

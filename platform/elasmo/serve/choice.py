@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
+from elasmo.engine.logprobs import TokenLogprobs
 from elasmo.serve.text_stream import TextStream
 from elasmo.serve.tokens import Finish, TokenBatch
 
@@ -20,12 +21,18 @@ class Piece:
         text: may be empty, where tokens gave no whole character yet.
         tokens: generated tokens behind it, an end token included.
         finish: set on the choice's last piece.
+        logprobs: of those tokens, where the request asked for them.
+        prompt_logprobs: with the first piece, where the request asked for them.
+        cached_tokens: with the first piece, how many of the prompt's a prefix cache held.
     """
 
     choice: int
     text: str
     tokens: int
     finish: Finish | None = None
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+    cached_tokens: int = 0
 
 
 async def pieces(
@@ -33,19 +40,21 @@ async def pieces(
     batches: AsyncGenerator[TokenBatch, None],
     decode: Callable[[Sequence[int]], str],
     stop: Sequence[str],
+    before: Sequence[int] = (),
 ) -> AsyncGenerator[Piece, None]:
-    """The choice's text as it arrives. A stop string closes `batches`, which frees the sequence's pages."""
-    text = TextStream(decode, stop)
+    """The choice's text as it arrives; `before` as in `TextStream`. A stop string closes `batches`, freeing pages."""
+    text = TextStream(decode, stop, before)
     async with aclosing(batches):
         async for batch in batches:
             ends = batch.finish == "stop"
             fresh = text.push(batch.tokens[:-1] if ends else batch.tokens)
+            logprobs, prompt, cached = batch.logprobs[: text.used], batch.prompt_logprobs, batch.cached_tokens
             if text.stopped:
-                yield Piece(choice, fresh, text.used, "stop")
+                yield Piece(choice, fresh, text.used, "stop", logprobs, prompt, cached)
                 return
             if batch.finish is not None:
                 fresh += text.finish()
-            yield Piece(choice, fresh, text.used + ends, batch.finish)
+            yield Piece(choice, fresh, text.used + ends, batch.finish, logprobs, prompt, cached)
             text.used = 0
 
 

@@ -122,8 +122,8 @@ def stream_chat(
     began = time.perf_counter()
     with _open(request, timeout_s) as response:
         for line in response:
-            data = line.decode().strip().removeprefix("data: ")
-            if not data or data == "[DONE]":
+            field, _, data = line.decode().strip().partition(": ")
+            if field != "data" or data == "[DONE]":
                 continue
             piece = _read_event(json.loads(data), answer)
             if piece:

@@ -6,23 +6,14 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import ExitStack
+from typing import Any
 
 from elasmo.serve.choice import Piece
 from elasmo.serve.generation import Attempts
 from elasmo.serve.openai_errors import ApiError
-from elasmo.serve.openai_protocol import (
-    AssistantMessage,
-    ChatChunk,
-    ChatCompletion,
-    ChatRequest,
-    Choice,
-    ChunkChoice,
-    Delta,
-    Usage,
-)
 from elasmo.serve.request_record import RequestRecord
 from elasmo.serve.served_model import ServedModel
-from elasmo.serve.sse import DONE, chunk_event, error_event
+from elasmo.serve.voice import Voice
 
 
 class Completion:
@@ -30,7 +21,9 @@ class Completion:
 
     Args:
         model: what it is asked of.
-        request: the request.
+        voice: how it is told.
+        with_usage: whether a stream ends with the token counts.
+        per_prompt: choices of each prompt.
         record: filled in as pieces come.
         attempts: of each choice.
         stream: pieces of all choices; it is this object's to close.
@@ -41,16 +34,20 @@ class Completion:
     def __init__(
         self,
         model: ServedModel,
-        request: ChatRequest,
+        voice: Voice,
+        with_usage: bool,
+        per_prompt: int,
         record: RequestRecord,
         attempts: Sequence[Attempts],
         stream: AsyncGenerator[Piece, None],
         held: ExitStack,
         to_api_error: Callable[[Exception], ApiError],
     ) -> None:
-        self.id = f"chatcmpl-{secrets.token_hex(12)}"
+        self.id = f"{voice.prefix}-{secrets.token_hex(12)}"
         self._model = model
-        self._request = request
+        self._voice = voice
+        self._with_usage = with_usage
+        self._per_prompt = per_prompt
         self._record = record
         self._attempts = attempts
         self._stream = stream
@@ -65,43 +62,24 @@ class Completion:
         self._first = await anext(self._stream)
         self._record.first_token()
 
-    async def whole(self) -> ChatCompletion:
-        """All choices, finished."""
-        texts = [""] * self._request.n
-        choices: dict[int, Choice] = {}
+    async def whole(self) -> dict[str, Any]:
+        """All choices, finished, as one JSON document."""
         async for piece in self._pieces():
-            texts[piece.choice] += piece.text
-            if piece.finish is not None:
-                message = AssistantMessage(content=texts[piece.choice])
-                choices[piece.choice] = Choice(index=piece.choice, message=message, finish_reason=piece.finish)
-        return ChatCompletion(
-            id=self.id,
-            created=self._created,
-            model=self._model.name,
-            system_fingerprint=self._model.fingerprint,
-            choices=[choices[index] for index in sorted(choices)],
-            usage=self._usage(),
-        )
+            self._voice.tell(piece)
+        return {**self._document(self._voice.whole, self._voice.choices()), "usage": self._usage()}
 
-    async def events(self) -> AsyncGenerator[bytes, None]:
-        """Server-sent events, one a piece; an error ends them with an event of its own and no `[DONE]`."""
-        options = self._request.stream_options
-        with_usage = options is not None and options.include_usage
-        opened: set[int] = set()
+    async def documents(self) -> AsyncGenerator[dict[str, Any], None]:
+        """The JSON documents of a stream, one a piece; an error is the last one, and the stream is then incomplete."""
+        usage = {"usage": None} if self._with_usage else {}
         try:
             async for piece in self._pieces():
-                role = None if piece.choice in opened else "assistant"
-                opened.add(piece.choice)
-                delta = Delta(role=role, content=piece.text if piece.text or role else None)
-                choice = ChunkChoice(index=piece.choice, delta=delta, finish_reason=piece.finish)
-                yield chunk_event(self._chunk([choice], None), with_usage)
-            if with_usage:
-                yield chunk_event(self._chunk([], self._usage()), with_usage)
-            yield DONE
+                yield {**self._document(self._voice.chunk, [self._voice.tell(piece)]), **usage}
+            if self._with_usage:
+                yield {**self._document(self._voice.chunk, []), "usage": self._usage()}
         except Exception as error:
             answer = self._to_api_error(error)
             self._record.status = answer.status
-            yield error_event(answer)
+            yield answer.body()
 
     async def close(self) -> None:
         """Stops what still runs and releases what is held. May be called twice."""
@@ -120,20 +98,27 @@ class Completion:
         piece = self._first
         while piece is not None:
             self._record.completion_tokens += piece.tokens
+            if piece.choice % self._per_prompt == 0:
+                self._record.cached_tokens += piece.cached_tokens
             yield piece
             piece = await anext(self._stream, None)
         self._complete = True
 
-    def _usage(self) -> Usage:
+    def _usage(self) -> dict[str, Any]:
         prompt, completion = self._record.prompt_tokens, self._record.completion_tokens
-        return Usage(prompt_tokens=prompt, completion_tokens=completion, total_tokens=prompt + completion)
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+            "prompt_tokens_details": {"cached_tokens": self._record.cached_tokens, "audio_tokens": 0},
+        }
 
-    def _chunk(self, choices: list[ChunkChoice], usage: Usage | None) -> ChatChunk:
-        return ChatChunk(
-            id=self.id,
-            created=self._created,
-            model=self._model.name,
-            system_fingerprint=self._model.fingerprint,
-            choices=choices,
-            usage=usage,
-        )
+    def _document(self, name: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "object": name,
+            "created": self._created,
+            "model": self._model.name,
+            "system_fingerprint": self._model.fingerprint,
+            "choices": choices,
+        }

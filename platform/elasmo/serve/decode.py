@@ -103,4 +103,4 @@ class Decode:
             if isinstance(event, Failed):
                 buffer.fail(event.problem)
             else:
-                buffer.push(event.token, event.finish)
+                buffer.push(event.token, event.finish, event.logprobs, event.prompt_logprobs, event.cached_tokens)

@@ -155,7 +155,9 @@ class DecodeLoop:
             return self._drop_all(error)
         self.failed_steps = 0
         self._running.difference_update(output.request_id for output in outputs if output.finish is not None)
-        return list(outputs)
+        failures = [Failed(name, Problem("refused", reason)) for name, reason in self._engine.failures()]
+        self._running.difference_update(failure.request_id for failure in failures)
+        return [*outputs, *failures]
 
     def _drop_all(self, error: Exception) -> list[Event]:
         self.failed_steps += 1

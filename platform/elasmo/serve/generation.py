@@ -13,6 +13,9 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from elasmo.engine.sampling import SamplingParams
 from elasmo.model.encoded import Encoded
 from elasmo.serve.deadline import Deadline
@@ -27,6 +30,10 @@ class Pools(Protocol[Handle]):
 
     async def prefill(self, prompt: Encoded, params: SamplingParams, deadline: Deadline) -> Handle:
         """A handle to the prompt's KV, once it is made. Raises ReplicaFailed, DeadlineExceeded."""
+        ...
+
+    async def embed(self, prompt: Encoded, deadline: Deadline) -> NDArray[np.float32]:
+        """The prompt's embedding, float32 [hidden]. Raises ReplicaFailed, RequestRefused, DeadlineExceeded."""
         ...
 
     def decode(

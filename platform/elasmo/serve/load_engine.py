@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from elasmo.config import EngineConfig
+from elasmo.engine.grammar import GrammarCompiler
 from elasmo.engine.torch_engine import TorchEngine
 from elasmo.model import published
 
@@ -17,4 +18,7 @@ def load_engine(path: str, config: EngineConfig) -> TorchEngine:
     """
     torch.set_num_threads(config.threads)
     loaded = published.load(path)
-    return TorchEngine(loaded.model, loaded.own_processor().fingerprint(), loaded.model_hash, config)
+    processor = loaded.own_processor()
+    model = loaded.model.to(getattr(torch, config.dtype))
+    grammars = GrammarCompiler(processor.tokenizer.to_str(), model.vocab_size, model.config.tokens.end)
+    return TorchEngine(model, processor.fingerprint(), loaded.model_hash, config, grammars)

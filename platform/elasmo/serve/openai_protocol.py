@@ -7,40 +7,30 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, Field, field_validator, model_validator
 
-MAX_CHOICES = 16
-MAX_STOPS = 4
+from elasmo.serve.sampling_protocol import SamplingFields, Wire
+
+MAX_TOOLS = 64
 
 # Known to OpenAI's clients, not implemented here: accepted only with a value that asks for nothing.
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "audio": (),
-    "frequency_penalty": (0,),
+    "best_of": (1,),
+    "dimensions": (),
     "function_call": ("none", "auto"),
     "functions": ([],),
-    "logit_bias": ({},),
-    "logprobs": (False,),
     "modalities": (["text"],),
     "prediction": (),
-    "presence_penalty": (0,),
     "reasoning_effort": ("none",),
-    "response_format": ({"type": "text"},),
     "service_tier": ("auto", "default"),
     "store": (False,),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
-    "top_logprobs": (0,),
+    "suffix": ("",),
     "verbosity": ("medium",),
     "web_search_options": (),
 }
-# Labels that change nothing in the answer.
+# Labels that change nothing in the answer; one tool is called at a time.
 IGNORED = frozenset({"metadata", "parallel_tool_calls", "prompt_cache_key", "safety_identifier", "user"})
-
-
-class Wire(BaseModel):
-    """A request object: keys that are not named here are refused."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 class TextPart(Wire):
@@ -91,12 +81,37 @@ class TablePart(Wire):
 Part = Annotated[TextPart | ImagePart | AudioPart | TablePart, Field(discriminator="type")]
 
 
-class ChatMessage(Wire):
-    """One turn. A plain string is one text part; only users send media."""
+class FunctionCall(Wire):
+    """A call of a tool that an assistant made before."""
 
-    role: Literal["system", "developer", "user", "assistant"]
+    name: str
+    arguments: str
+
+
+class ToolCall(Wire):
+    """One of an assistant's calls."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class ChatMessage(Wire):
+    """One turn. A plain string is one text part; only users send media; a tool's message answers a call."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: list[Part] = Field(min_length=1)
     name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    refusal: None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _calls_stand_without_content(cls, message: Any) -> Any:
+        if isinstance(message, dict) and message.get("tool_calls") and message.get("content") is None:
+            return {**message, "content": ""}
+        return message
 
     @field_validator("content", mode="before")
     @classmethod
@@ -104,49 +119,107 @@ class ChatMessage(Wire):
         return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
     @model_validator(mode="after")
-    def _media_from_users_only(self) -> ChatMessage:
+    def _parts_fit_the_role(self) -> ChatMessage:
         for part in self.content:
             if part.type != "text" and self.role != "user":
                 raise ValueError(f"a message of role {self.role!r} takes text only; send {part.type} as the user")
+        if (self.tool_call_id is not None) != (self.role == "tool"):
+            raise ValueError("tool_call_id belongs to messages of role 'tool', which need it")
+        if self.tool_calls and self.role != "assistant":
+            raise ValueError(f"a message of role {self.role!r} has no tool_calls; only an assistant's has")
         return self
 
 
-class StreamOptions(Wire):
-    """What a stream carries besides tokens."""
+class JsonSchema(Wire):
+    """A named schema; it holds whether `strict` says so or not."""
 
-    include_usage: bool = False
-    include_obfuscation: bool = False
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+    schema_: dict[str, Any] = Field(alias="schema")
+    description: str | None = None
+    strict: bool | None = None
 
 
-class ChatRequest(Wire):
+class TextFormat(Wire):
+    """Any text."""
+
+    type: Literal["text"]
+
+
+class JsonObjectFormat(Wire):
+    """Any JSON object."""
+
+    type: Literal["json_object"]
+
+
+class JsonSchemaFormat(Wire):
+    """JSON that a schema describes."""
+
+    type: Literal["json_schema"]
+    json_schema: JsonSchema
+
+
+ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
+
+
+class Function(Wire):
+    """What a tool is called, what it is for and which arguments it takes, as a JSON schema."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+    description: str | None = None
+    parameters: dict[str, Any] = Field(default={"type": "object", "properties": {}, "additionalProperties": False})
+    strict: bool | None = None
+
+
+class Tool(Wire):
+    """A tool the model may call."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class FunctionName(Wire):
+    """The name of a tool."""
+
+    name: str
+
+
+class NamedTool(Wire):
+    """Demands that this tool be called."""
+
+    type: Literal["function"]
+    function: FunctionName
+
+
+class ChatRequest(SamplingFields):
     """A chat completion request, validated. Defaults are OpenAI's."""
 
-    model: str
     messages: list[ChatMessage] = Field(min_length=1)
-    stream: bool = False
-    stream_options: StreamOptions | None = None
-    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1
-    temperature: Annotated[float, Field(ge=0.0, le=2.0, allow_inf_nan=False)] = 1.0
-    top_p: Annotated[float, Field(gt=0.0, le=1.0, allow_inf_nan=False)] = 1.0
-    seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
-    stop: list[Annotated[str, Field(min_length=1)]] = Field(default=[], max_length=MAX_STOPS)
-
-    @field_validator("stop", mode="before")
-    @classmethod
-    def _one_stop_is_a_list(cls, stop: Any) -> Any:
-        return [stop] if isinstance(stop, str) else stop
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    response_format: ResponseFormat | None = None
+    tools: list[Tool] = Field(default=[], max_length=MAX_TOOLS)
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
 
     @model_validator(mode="after")
     def _agrees(self) -> ChatRequest:
-        if self.stream_options is not None and not self.stream:
-            raise ValueError("stream_options is only allowed when stream is true; leave it out")
         if self.max_tokens is not None and self.max_completion_tokens not in (None, self.max_tokens):
             raise ValueError(
                 f"max_tokens={self.max_tokens} and max_completion_tokens={self.max_completion_tokens} disagree; "
                 "send one"
             )
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ValueError("top_logprobs is only allowed when logprobs is true; set that too")
+        names = [tool.function.name for tool in self.tools]
+        if len(set(names)) < len(names):
+            raise ValueError(f"tools has two functions of one name; the names are {', '.join(names)}")
+        if isinstance(self.tool_choice, NamedTool) and self.tool_choice.function.name not in names:
+            raise ValueError(f"tool_choice names {self.tool_choice.function.name!r}, which is not among the tools")
+        if self.tool_choice == "required" and not names:
+            raise ValueError("tool_choice is 'required', but there are no tools; send some")
+        if self.calls_tools and self.response_format is not None and self.response_format.type != "text":
+            raise ValueError("response_format and tools cannot both decide what is answered; leave one out")
         return self
 
     @property
@@ -154,78 +227,10 @@ class ChatRequest(Wire):
         """Most tokens to generate, where the request says so."""
         return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
 
-
-class PromptTokensDetails(BaseModel):
-    """How the prompt's tokens split; media count by their placeholders."""
-
-    cached_tokens: int = 0
-    audio_tokens: int = 0
-
-
-class Usage(BaseModel):
-    """Token counts: the prompt with its media placeholders, and every generated token of every choice."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    prompt_tokens_details: PromptTokensDetails = PromptTokensDetails()
-
-
-class AssistantMessage(BaseModel):
-    """What the model answered."""
-
-    role: Literal["assistant"] = "assistant"
-    content: str
-    refusal: None = None
-
-
-class Choice(BaseModel):
-    """One completed answer."""
-
-    index: int
-    message: AssistantMessage
-    logprobs: None = None
-    finish_reason: Literal["stop", "length"]
-
-
-class ChatCompletion(BaseModel):
-    """The answer to a request that does not stream."""
-
-    id: str
-    object: Literal["chat.completion"] = "chat.completion"
-    created: int
-    model: str
-    system_fingerprint: str
-    choices: list[Choice]
-    usage: Usage
-
-
-class Delta(BaseModel):
-    """New text of a streamed choice; the role comes with the first one."""
-
-    role: Literal["assistant"] | None = None
-    content: str | None = None
-
-
-class ChunkChoice(BaseModel):
-    """One choice's share of a chunk."""
-
-    index: int
-    delta: Delta
-    logprobs: None = None
-    finish_reason: Literal["stop", "length"] | None = None
-
-
-class ChatChunk(BaseModel):
-    """One server-sent event of a stream."""
-
-    id: str
-    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
-    created: int
-    model: str
-    system_fingerprint: str
-    choices: list[ChunkChoice]
-    usage: Usage | None = None
+    @property
+    def calls_tools(self) -> bool:
+        """Whether the answer may be a call of a tool."""
+        return bool(self.tools) and self.tool_choice != "none"
 
 
 class ModelCard(BaseModel):

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 
+import numpy as np
 import ray
+from numpy.typing import NDArray
 from ray.serve.handle import DeploymentHandle
 
 from elasmo.engine.sampling import SamplingParams
 from elasmo.model.encoded import Encoded
 from elasmo.serve import ray_adapter
 from elasmo.serve.deadline import Deadline
-from elasmo.serve.tokens import Problem, TokenBatch
+from elasmo.serve.tokens import KVLost, Problem, ReplicaFailed, TokenBatch
 
 
 class ReplicaPools:
@@ -19,6 +21,7 @@ class ReplicaPools:
 
     def __init__(self, prefill: DeploymentHandle, decode: DeploymentHandle) -> None:
         self._prefill = ray_adapter.method_of(prefill, "prefill", stream=False)
+        self._embed = ray_adapter.method_of(prefill, "embed", stream=False)
         self._decode = ray_adapter.method_of(decode, "decode", stream=True)
 
     async def prefill(self, prompt: Encoded, params: SamplingParams, deadline: Deadline) -> ray.ObjectRef:
@@ -26,6 +29,19 @@ class ReplicaPools:
         return await ray_adapter.call_by_reference(
             self._prefill, deadline, "prefill", prompt, params, deadline.remaining_s()
         )
+
+    async def embed(self, prompt: Encoded, deadline: Deadline) -> NDArray[np.float32]:
+        """The prompt's embedding, from whichever prefill replica Serve picks."""
+        ref = await ray_adapter.call_by_reference(
+            self._embed, deadline, "the embedding", prompt, deadline.remaining_s()
+        )
+        try:
+            vector: NDArray[np.float32] | Problem = await ray_adapter.read(ref, deadline)
+        except KVLost as error:
+            raise ReplicaFailed(str(error)) from error
+        if isinstance(vector, Problem):
+            raise vector.exception()
+        return vector
 
     async def decode(
         self, kv: ray.ObjectRef, params: SamplingParams, sent: tuple[int, ...], deadline: Deadline

@@ -7,6 +7,9 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from elasmo.config import ServeConfig
 from elasmo.engine.contract import EngineRefused
 from elasmo.engine.kv import KVCachePayload
@@ -21,8 +24,7 @@ class Prefill:
     """Runs prompts one after another on a thread, so that the replica answers health checks meanwhile."""
 
     def __init__(self, published: str, config: ServeConfig) -> None:
-        # Prefill keeps no sequence: one page is enough for a pool it never uses.
-        self._engine = load_engine(published, config.engine.model_copy(update={"blocks": 1}))
+        self._engine = load_engine(published, config.engine)
         # The first pass through torch is slow; let no client wait for it.
         self._engine.prefill(Encoded.empty(), SamplingParams(max_tokens=1))
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="prefill")
@@ -44,6 +46,16 @@ class Prefill:
         self._tokens += len(prompt.tokens)
         return payload
 
+    async def embed(self, prompt: Encoded, timeout_s: float) -> NDArray[np.float32] | Problem:
+        """The prompt's embedding, or why the engine will never run the prompt; raises as `prefill` does."""
+        run = asyncio.get_running_loop().run_in_executor(self._thread, self._engine.embed, prompt)
+        try:
+            return await Deadline(timeout_s).within(run, "embedding")
+        except EngineRefused as error:
+            return Problem("refused", str(error))
+
     async def stats(self) -> dict[str, Any]:
         """Figures since this replica started."""
-        return {"pid": os.getpid(), "prompts": self._prompts, "tokens": self._tokens}
+        stats = self._engine.stats()
+        cached = {"prompt_tokens_cached": stats.prompt_tokens_cached, "cached_blocks": stats.cached_blocks}
+        return {"pid": os.getpid(), "prompts": self._prompts, "tokens": self._tokens, **cached}

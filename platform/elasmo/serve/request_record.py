@@ -17,6 +17,7 @@ class RequestRecord:
         seconds: from its arrival to its end.
         ttft_s: from its arrival to the first token, None when there was none.
         prompt_tokens: with media placeholders.
+        cached_tokens: of the prompt, how many a prefix cache held for the first choice; later ones find the first's.
         completion_tokens: over all choices.
         kv_bytes: KV handed from prefill to decode, again after a failure.
         retries: prefill and decode calls beyond the first ones.
@@ -27,6 +28,7 @@ class RequestRecord:
     seconds: float = 0.0
     ttft_s: float | None = None
     prompt_tokens: int = 0
+    cached_tokens: int = 0
     completion_tokens: int = 0
     choices: int = 1
     kv_bytes: int = 0
@@ -56,6 +58,7 @@ class Totals:
     requests: int = 0
     by_status: dict[str, int] = field(default_factory=dict)
     prompt_tokens: int = 0
+    cached_tokens: int = 0
     completion_tokens: int = 0
     kv_bytes: int = 0
     retries: int = 0
@@ -65,6 +68,7 @@ class Totals:
         self.requests += 1
         self.by_status[str(record.status)] = self.by_status.get(str(record.status), 0) + 1
         self.prompt_tokens += record.prompt_tokens
+        self.cached_tokens += record.cached_tokens
         self.completion_tokens += record.completion_tokens
         self.kv_bytes += record.kv_bytes
         self.retries += record.retries

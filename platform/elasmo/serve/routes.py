@@ -9,35 +9,39 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
+from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from elasmo.config import ServeConfig
 from elasmo.serve.chat_service import ChatService
 from elasmo.serve.completion import Completion
+from elasmo.serve.live_streams import LiveStream, LiveStreams
 from elasmo.serve.openai_errors import ApiError, body_too_slow, defect, invalid_request, too_large, unknown_model
 from elasmo.serve.openai_protocol import ModelCard, ModelList
 from elasmo.serve.sse import HEADERS, MEDIA_TYPE
 
 
 class EventStream(Response):
-    """A completion as server-sent events; the completion is closed however the response ends.
+    """A stream's events from number `first` on; the stream is left however the response ends.
 
     Not Starlette's StreamingResponse: that waits for a disconnect by itself, while Serve already cancels the request.
     """
 
-    def __init__(self, completion: Completion) -> None:
-        super().__init__(media_type=MEDIA_TYPE, headers={**HEADERS, "x-request-id": completion.id})
+    def __init__(self, streams: LiveStreams, stream: LiveStream, first: int) -> None:
+        super().__init__(media_type=MEDIA_TYPE, headers={**HEADERS, "x-request-id": stream.id})
         del self.headers["content-length"]
-        self._completion = completion
+        self._streams = streams
+        self._stream = stream
+        self._first = first
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            async for event in self._completion.events():
+            async for event in self._stream.read(self._first):
                 await send({"type": "http.response.body", "body": event, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
-            await self._completion.close()
+            await self._streams.leave(self._stream)
 
 
 def build_routes(service: ChatService, config: ServeConfig, stats: Callable[[], Awaitable[dict[str, Any]]]) -> FastAPI:
@@ -50,6 +54,7 @@ def build_routes(service: ChatService, config: ServeConfig, stats: Callable[[], 
     """
     app = FastAPI(title="Elasmo", docs_url=None, redoc_url=None, openapi_url=None)
     model = service.model
+    streams = app.state.streams = LiveStreams(config.reconnect_s, config.max_queue)
     card = ModelCard(id=model.name, created=model.created, max_model_len=model.context)
 
     @app.get("/healthz")
@@ -70,12 +75,34 @@ def build_routes(service: ChatService, config: ServeConfig, stats: Callable[[], 
     async def statistics() -> Response:
         return JSONResponse(await stats())
 
+    async def complete(request: Request, answer: Callable[[bytes], Awaitable[dict[str, Any] | Completion]]) -> Response:
+        last_event_id = request.headers.get("last-event-id")
+        if last_event_id is not None:
+            return EventStream(streams, *streams.resume(last_event_id))
+        told = await answer(await read_body(request, config))
+        if isinstance(told, Completion):
+            return EventStream(streams, streams.open(told), 0)
+        return JSONResponse(told, headers={"x-request-id": told["id"]})
+
     @app.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
-        answer = await service.answer(await read_body(request, config))
-        if isinstance(answer, Completion):
-            return EventStream(answer)
-        return JSONResponse(answer.model_dump(mode="json"), headers={"x-request-id": answer.id})
+        return await complete(request, service.chat)
+
+    @app.post("/v1/completions")
+    async def completions(request: Request) -> Response:
+        return await complete(request, service.text)
+
+    @app.post("/v1/embeddings")
+    async def embeddings(request: Request) -> Response:
+        return JSONResponse(await service.embed(await read_body(request, config)))
+
+    @app.post("/tokenize")
+    async def tokenize(request: Request) -> Response:
+        return JSONResponse(await service.tokenize(await read_body(request, config)))
+
+    @app.post("/detokenize")
+    async def detokenize(request: Request) -> Response:
+        return JSONResponse(await service.detokenize(await read_body(request, config)))
 
     @app.exception_handler(ApiError)
     async def api_error(request: Request, error: ApiError) -> Response:
@@ -88,7 +115,7 @@ def build_routes(service: ChatService, config: ServeConfig, stats: Callable[[], 
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> Response:
-        known = "/v1/chat/completions, /v1/models, /v1/elasmo/stats, /healthz"
+        known = ", ".join(sorted({route.path.split("{")[0] for route in app.routes if isinstance(route, Route)}))
         sentence = f"{request.method} {request.url.path}: {error.detail}; this server answers {known}."
         answer = ApiError(error.status_code, sentence, "invalid_request_error", "unknown_url")
         return JSONResponse(answer.body(), status_code=answer.status, headers=error.headers)

@@ -12,7 +12,7 @@ from elasmo.model.fragments import MANIFEST
 from elasmo.model.imported_processor import AnyProcessor, load_processor
 from elasmo.model.published import PROCESSOR, UNREADABLE, PublishedError
 
-_KV_ITEM_BYTES = 4  # published models are loaded in float32
+_ITEM_BYTES = {"float32": 4, "bfloat16": 2}
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def read_served_model(path: str | Path, config: ServeConfig) -> tuple[ServedMode
             fingerprint=f"fp_{manifest['model_hash'][:12]}",
             context=min(decoder.max_seq, config.engine.blocks * config.engine.block_size),
             created=int(datetime.fromisoformat(manifest["created"]).timestamp()),
-            kv_token_bytes=decoder.layers * 2 * decoder.kv_heads * decoder.head_size * _KV_ITEM_BYTES,
+            kv_token_bytes=decoder.layers * 2 * decoder.kv_heads * decoder.head_size * _ITEM_BYTES[config.engine.dtype],
         )
         processor_hash = manifest["processor_hash"]
     except FileNotFoundError:

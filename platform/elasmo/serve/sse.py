@@ -1,31 +1,25 @@
-"""Server-sent events as OpenAI's clients read them: one `data:` line of JSON an event, `[DONE]` at the end."""
+"""Server-sent events as OpenAI's clients read them: a `data:` line of JSON an event, ids, `[DONE]` at the end.
+
+An event's id is its stream's id and its number there, so that a client that lost the connection can name what it has.
+"""
 
 from __future__ import annotations
 
 import json
+from typing import Any
 
-from elasmo.serve.openai_errors import ApiError
-from elasmo.serve.openai_protocol import ChatChunk
-
-DONE = b"data: [DONE]\n\n"
+DONE = "[DONE]"
 HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 MEDIA_TYPE = "text/event-stream"
 
 
-def chunk_event(chunk: ChatChunk, with_usage: bool) -> bytes:
-    """One chunk; `usage` appears in it (null but for the last one) only where the request asked for usage."""
-    document = chunk.model_dump(mode="json", exclude={"choices"} if with_usage else {"choices", "usage"})
-    document["choices"] = [
-        {**choice.model_dump(mode="json", exclude={"delta"}), "delta": choice.delta.model_dump(exclude_none=True)}
-        for choice in chunk.choices
-    ]
-    return _event(document)
+def event(stream_id: str, number: int, document: dict[str, Any] | str) -> bytes:
+    """One event, numbered from 0."""
+    text = document if isinstance(document, str) else json.dumps(document, ensure_ascii=False, separators=(",", ":"))
+    return f"id: {stream_id}:{number}\ndata: {text}\n\n".encode()
 
 
-def error_event(error: ApiError) -> bytes:
-    """An error after the stream began, when the status line is already sent; the clients raise it."""
-    return _event(error.body())
-
-
-def _event(document: dict[str, object]) -> bytes:
-    return b"data: " + json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+def parse_event_id(event_id: str) -> tuple[str, int] | None:
+    """Stream and number of an event's id, or None where it is none of ours."""
+    stream_id, colon, number = event_id.rpartition(":")
+    return (stream_id, int(number)) if colon and number.isdecimal() and len(number) < 10 else None

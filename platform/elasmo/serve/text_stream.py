@@ -9,19 +9,28 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+_HELD = 3
+"""Replacement characters that a truncated character decodes to, at most: one, or one a byte."""
 
 
 class TextStream:
     """The text of one choice.
 
     Args:
-        decode: text of some token ids; decoding must be that of the bytes, joined (byte-level BPE is).
+        decode: text of some token ids.
         stop: strings that end the choice; neither they nor what follows is part of the text.
+        before: a token of plain text that stands before what is decoded, except at the beginning: tokenizers of the
+            SentencePiece kind drop the space in front of the first word they decode.
     """
 
-    def __init__(self, decode: Callable[[Sequence[int]], str], stop: Sequence[str] = ()) -> None:
+    def __init__(
+        self, decode: Callable[[Sequence[int]], str], stop: Sequence[str] = (), before: Sequence[int] = ()
+    ) -> None:
         self._decode = decode
         self._stop = tuple(stop)
+        self._before = list(before)
+        self._skip = len(decode(before))
+        self._begins = True
         self._window: list[int] = []  # tokens since the last one that ended on a character boundary
         self._read = 0  # characters of the window's text already taken
         self._held = ""  # text that could be the start of a stop string
@@ -48,12 +57,13 @@ class TextStream:
         return self._release(final=True)
 
     def _take(self, final: bool) -> None:
-        text = self._decode(self._window)
-        # A truncated character decodes to one replacement character at the very end; wait for its other bytes.
-        whole = text if final else text.removesuffix(_REPLACEMENT)
+        text = self._decode(self._window) if self._begins else self._decode(self._before + self._window)[self._skip :]
+        # A truncated character decodes to replacement characters at the very end; wait for its other bytes.
+        cut = len(text) - min(_HELD, len(text) - len(text.rstrip(_REPLACEMENT)))
+        whole = text if final else text[:cut]
         fresh, self._read = whole[self._read :], max(self._read, len(whole))
-        if len(whole) == len(text):
-            self._window, self._read = [], 0
+        if len(whole) == len(text) and (text or not self._begins):
+            self._window, self._read, self._begins = [], 0, False
         self._held += fresh
         found = [at for stop in self._stop if (at := self._held.find(stop)) >= 0]
         if found:

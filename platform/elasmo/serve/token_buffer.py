@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from elasmo.engine.logprobs import TokenLogprobs
 from elasmo.serve.tokens import Finish, Problem, TokenBatch
 
 
@@ -21,16 +22,30 @@ class TokenBuffer:
         self._coalesce_s = coalesce_s
         self._kv_bytes = kv_bytes
         self._tokens: list[int] = []
+        self._logprobs: list[TokenLogprobs] = []
+        self._prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+        self._cached_tokens = 0
         self._finish: Finish | None = None
         self._problem: Problem | None = None
         self._first = True
         self._ready = asyncio.Event()
         self._ended = asyncio.Event()
 
-    def push(self, token: int, finish: Finish | None) -> None:
-        """Adds the sequence's next token."""
+    def push(
+        self,
+        token: int,
+        finish: Finish | None,
+        logprobs: TokenLogprobs | None = None,
+        prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None,
+        cached_tokens: int = 0,
+    ) -> None:
+        """Adds the sequence's next token, and what was asked to come with it."""
         self._tokens.append(token)
         self._finish = finish
+        if logprobs is not None:
+            self._logprobs.append(logprobs)
+        self._prompt_logprobs = prompt_logprobs or self._prompt_logprobs
+        self._cached_tokens += cached_tokens
         self._ready.set()
         if finish is not None:
             self._ended.set()
@@ -52,9 +67,13 @@ class TokenBuffer:
                 pass
         if self._problem is not None and not self._tokens:
             return self._problem
-        batch = TokenBatch(self._next, tuple(self._tokens), self._finish, self._kv_bytes)
+        logprobs, prompt = tuple(self._logprobs), self._prompt_logprobs
+        tokens, cached = tuple(self._tokens), self._cached_tokens
+        batch = TokenBatch(self._next, tokens, self._finish, self._kv_bytes, logprobs, prompt, cached)
         self._next += len(self._tokens)
         self._tokens.clear()
+        self._logprobs.clear()
+        self._prompt_logprobs, self._cached_tokens = None, 0
         self._kv_bytes = 0
         self._first = False
         if self._problem is None:

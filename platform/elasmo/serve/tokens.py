@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from elasmo.engine.logprobs import TokenLogprobs
+
 Finish = Literal["stop", "length"]
 
 
@@ -17,12 +19,18 @@ class TokenBatch:
         tokens: token ids.
         finish: why the sequence ended with the last token, or None while it goes on.
         kv_bytes: bytes of KV this replica took over, in the first batch of an admission; else 0.
+        logprobs: one a token, where the request asked for them.
+        prompt_logprobs: with token 0, where the request asked for them.
+        cached_tokens: with token 0, how many of the prompt's a prefix cache held.
     """
 
     start: int
     tokens: tuple[int, ...]
     finish: Finish | None = None
     kv_bytes: int = 0
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+    cached_tokens: int = 0
 
 
 @dataclass(frozen=True)
