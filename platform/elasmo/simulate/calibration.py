@@ -1,0 +1,99 @@
+"""The measured constants of the cost model: few, global, by hardware generation and dtype, and written by `fit`.
+
+Each says what it is and from which published rows it comes. None belongs to a model, a row or a source.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cache
+from importlib.resources import files
+
+from elasmo.simulate.accelerator import dtype_name
+from elasmo.simulate.published import optional_number, read_table, scored
+
+OTHER = "other"
+"""Key of a generation that was not measured."""
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Constants of operators, by generation where hardware differs.
+
+    Attributes:
+        matmul: share of the peak that large products sustain, by `generation.dtype`.
+        inner: inner dimension at which a product has half of that, of its fill and drain.
+        memory: share of the memory bandwidth that streaming kernels reach.
+        launch_s: time of a kernel that does nothing, launch to launch.
+        attention: share of the peak that fused attention reaches on long sequences, forward, by `generation`.
+        attention_backward: of that, in the backward pass.
+        attention_ramp: keys at which attention has half of its share.
+    """
+
+    matmul: Mapping[str, float] = field(default_factory=dict)
+    inner: Mapping[str, float] = field(default_factory=dict)
+    memory: Mapping[str, float] = field(default_factory=dict)
+    launch_s: Mapping[str, float] = field(default_factory=dict)
+    attention: Mapping[str, float] = field(default_factory=dict)
+    attention_backward: float = 0.8
+    attention_ramp: float = 256.0
+
+    def __post_init__(self) -> None:
+        for name in ("matmul", "inner", "memory", "launch_s", "attention"):
+            if OTHER not in getattr(self, name):
+                raise ValueError(f"calibration.{name} has no entry {OTHER!r} for hardware that was not measured.")
+
+    def matmul_share(self, generation: str, dtype: str) -> float:
+        """Share of the peak: measured under sustained load, else what the best published shape reached, scaled.
+
+        The scale is the mean ratio of sustained to best shape where both were measured.
+        """
+        kind = dtype_name(dtype)
+        for key in (f"{generation}.{kind}", f"{generation}.{'bf16' if kind == 'fp16' else kind}"):
+            if key in self.matmul:
+                return self.matmul[key]
+        best = best_shapes()
+        ratios = [value / best[key] for key, value in self.matmul.items() if key in best]
+        scale = sum(ratios) / len(ratios) if ratios else 0.9
+        for key in (f"{generation}.{kind}", f"{generation}.bf16"):
+            if key in best:
+                return best[key] * scale
+        return self.matmul[OTHER]
+
+    def of(self, name: str, generation: str) -> float:
+        table: Mapping[str, float] = getattr(self, name)
+        return table.get(generation, table[OTHER])
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), indent=1, sort_keys=True) + "\n"
+
+    def having(self, **changes: object) -> Calibration:
+        return replace(self, **changes)  # type: ignore[arg-type]
+
+
+def from_json(text: str) -> Calibration:
+    raw = json.loads(text)
+    return Calibration(**{each.name: raw[each.name] for each in fields(Calibration) if each.name in raw})
+
+
+@cache
+def default_calibration() -> Calibration:
+    """The constants that ship with the package."""
+    return from_json(files("elasmo.simulate").joinpath("calibration.json").read_text())
+
+
+@cache
+def best_shapes() -> dict[str, float]:
+    """Share of the peak that the best published matrix product reaches, by `generation.dtype`; the mean over chips."""
+    words = {"A100": "ampere", "H100": "hopper", "H200": "hopper", "GH200": "hopper", "B200": "blackwell",
+             "B300": "blackwell", "GB200": "blackwell", "MI300X": "cdna3", "MI325X": "cdna3", "MI355X": "cdna4",
+             "2": "gaudi2", "3": "gaudi3"}  # fmt: skip
+    found: dict[str, list[float]] = {}
+    for row in read_table("H02_max_achievable_matmul"):
+        share = optional_number(row["efficiency_pct"])
+        generation = words.get(row["accelerator"].split()[-1]) or words.get(row["accelerator"].split()[1])
+        if scored(row) and share is not None and generation is not None:
+            found.setdefault(f"{generation}.{dtype_name(row['dtype'])}", []).append(share / 100)
+    return {key: sum(shares) / len(shares) for key, shares in found.items()}
