@@ -26,6 +26,7 @@ VERBS = (
     "serve",
     "chat",
     "report",
+    "simulate",
     "trace",
     "import-hf",
     "export-hf",

@@ -18,7 +18,7 @@ OTHER = "other"
 """Key of a generation that was not measured."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Calibration:
     """Constants of operators, by generation where hardware differs.
 
@@ -27,9 +27,22 @@ class Calibration:
         inner: inner dimension at which a product has half of that, of its fill and drain.
         memory: share of the memory bandwidth that streaming kernels reach.
         launch_s: time of a kernel that does nothing, launch to launch.
-        attention: share of the peak that fused attention reaches on long sequences, forward, by `generation`.
+        attention: share of the peak that fused attention reaches on long sequences, forward, by `generation`, and
+            with kernels written for it by `generation.native`.
         attention_backward: of that, in the backward pass.
         attention_ramp: keys at which attention has half of its share.
+        scaleup, network: share of the links' bandwidth that large collectives reach.
+        latency: times the fabric's latency that a collective takes at least.
+        eager: times the memory traffic of fused kernels that a pass of its own for every operator has.
+        overlap_tp: share of tensor-parallel communication that shows when it runs beside products.
+        contention: share of hidden communication that shows, since it takes cores and bandwidth from compute.
+        optimizer_bytes: bytes that an Adam step moves for a parameter with its float32 state.
+        step_s: fixed time of a step: host, data hand-over, loss, clipping. micro_batch_s: likewise of a micro-batch.
+        demand: dynamic power of products at full clock over the design power; above 2/3 lasting load slows the clock.
+        grouped: share of a product's rate that experts' grouped products reach.
+        layer_host_s, expert_host_s: seconds that the host needs to launch a layer's passes, without and with experts;
+            the accelerator waits where it is done sooner.
+        straggle: relative time that is lost for each doubling of the ranks beyond a scale-up domain.
     """
 
     matmul: Mapping[str, float] = field(default_factory=dict)
@@ -39,9 +52,23 @@ class Calibration:
     attention: Mapping[str, float] = field(default_factory=dict)
     attention_backward: float = 0.8
     attention_ramp: float = 256.0
+    scaleup: Mapping[str, float] = field(default_factory=lambda: {OTHER: 0.75})
+    network: Mapping[str, float] = field(default_factory=lambda: {OTHER: 0.75})
+    latency: Mapping[str, float] = field(default_factory=lambda: {OTHER: 1.0})
+    eager: float = 1.8
+    overlap_tp: float = 0.4
+    contention: float = 0.15
+    optimizer_bytes: float = 34.0
+    step_s: float = 0.01
+    micro_batch_s: float = 0.002
+    demand: Mapping[str, float] = field(default_factory=lambda: {OTHER: 0.8})
+    grouped: float = 0.8
+    layer_host_s: float = 0.0005
+    expert_host_s: float = 0.005
+    straggle: float = 0.003
 
     def __post_init__(self) -> None:
-        for name in ("matmul", "inner", "memory", "launch_s", "attention"):
+        for name in ("matmul", "inner", "memory", "launch_s", "attention", "scaleup", "network", "latency", "demand"):
             if OTHER not in getattr(self, name):
                 raise ValueError(f"calibration.{name} has no entry {OTHER!r} for hardware that was not measured.")
 
@@ -61,6 +88,11 @@ class Calibration:
             if key in best:
                 return best[key] * scale
         return self.matmul[OTHER]
+
+    def attention_share(self, generation: str, native: bool) -> float:
+        """Share of the peak of fused attention; without a measured one the other kernels', then other hardware's."""
+        keys = (f"{generation}.native", generation) if native else (generation, f"{generation}.native")
+        return next((self.attention[key] for key in keys if key in self.attention), self.attention[OTHER])
 
     def of(self, name: str, generation: str) -> float:
         table: Mapping[str, float] = getattr(self, name)

@@ -152,6 +152,7 @@ class Tower:
         projector: widths from the encoder's output to the decoder's hidden size, such as (1024, 4096, 4096).
         resampler: latents, layers and width of a Perceiver resampler; None without.
         frozen: trained not: forward only, no gradients, no optimizer state. frozen_projector: likewise.
+        media: how many a sequence has on average; `spread` is their standard deviation over that average.
     """
 
     kind: Literal["vision", "audio", "table"]
@@ -168,6 +169,8 @@ class Tower:
     resampler: Resampler | None = None
     frozen: bool = False
     frozen_projector: bool = False
+    media: float = 1.0
+    spread: float = 0.0
 
     @property
     def layer(self) -> Layer:
@@ -213,7 +216,6 @@ class Model:
     Attributes:
         positions: learned position embeddings; 0 with rotary or ALiBi ones.
         norm_width: weights of a norm for each hidden dimension: 1, or 2 with biases.
-        media: of each tower, how many a sequence has on average.
         frozen_decoder: only towers, projectors and cross blocks are trained.
         name: for people; nothing is looked up by it.
     """

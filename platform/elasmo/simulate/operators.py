@@ -40,10 +40,12 @@ class Operators:
 
     Attributes:
         calibration: the measured constants.
+        lasting: load of minutes, under which power holds the clock down; a kernel that is timed alone is not.
     """
 
     chip: Accelerator
     calibration: Calibration
+    lasting: bool = False
 
     @classmethod
     def of(cls, chip: Accelerator, calibration: Calibration | None = None) -> Operators:
@@ -61,11 +63,14 @@ class Operators:
 
     @cached_property
     def clock(self) -> float:
-        """Share of the clock that a power cap leaves: dynamic power grows with its cube, a third of power is static."""
+        """Share of the clock that power leaves: dynamic power grows with its cube, a third of power is static.
+
+        Under a cap, and under lasting load where products at full clock would draw more than the chip may.
+        """
         cap, full = self.chip.power_cap_w, self.chip.power_w
-        if cap is None or full is None or cap >= full:
-            return 1.0
-        return float((max(cap / full - 1 / 3, 0.05) * 1.5) ** (1 / 3))
+        asked = self.calibration.of("demand", self.chip.generation) if self.lasting else 2 / 3
+        allowed = 1.0 if cap is None or full is None else min(1.0, cap / full)
+        return float(min(1.0, (max(allowed - 1 / 3, 0.05) / asked) ** (1 / 3)))
 
     def sustained(self, dtype: str) -> float:
         """FLOP/s of large products."""
@@ -112,11 +117,13 @@ class Operators:
         dtype: str = "bf16",
         backward: bool = False,
         kv_bytes: float = 2.0,
+        native: bool = False,
     ) -> float:
         """Fused attention of `queries` tokens to `keys` tokens in each of `batch` sequences.
 
         A causal mask lets the last query see all keys; half of the square is computed where both are equal. The
-        backward pass has five products where the forward pass has two.
+        backward pass has five products where the forward pass has two. `native` kernels are written for the generation
+        (FlashAttention 3, cuDNN); others are those of the generation before.
         """
         if min(queries, keys, heads, batch) <= 0:
             return 0.0
@@ -125,7 +132,7 @@ class Operators:
         work = 2.0 * batch * heads * seen * (head_dim + values) * (2.5 if backward else 1.0)
         ramp = self.calibration.attention_ramp
         length = min(keys, window or keys)
-        share = self.calibration.of("attention", self.chip.generation) * length / (length + ramp)
+        share = self.calibration.attention_share(self.chip.generation, native) * length / (length + ramp)
         share *= min(1.0, (head_dim + values) / 256) ** 0.5 * (self.calibration.attention_backward if backward else 1.0)
         share *= min(1.0, queries / 64)
         kind = "bf16" if "bf16" in self.chip.peaks else "fp16"
