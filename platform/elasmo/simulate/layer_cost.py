@@ -169,7 +169,7 @@ def _attention_core(
             batch=batch,
             causal=causal,
             backward=back,
-            native=plan.native_attention,
+            version=plan.attention_version,
             **shared,  # type: ignore[arg-type]
         )
         for back in (False, True)

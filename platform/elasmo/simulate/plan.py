@@ -31,7 +31,8 @@ class Plan:
         dtype: of the matrix products; attention, logits and what is not a product are in 16 bits.
         context: how cp exchanges keys and values.
         fused_attention: no scores in memory (Dao et al. 2022); before, softmax and dropout passed through memory.
-        native_attention: fused kernels written for this generation of hardware (FlashAttention 3, cuDNN).
+        attention_version: of the fused kernels: FlashAttention 1 (2022) or 2 (2023), or 3 for those written for this
+            generation of hardware (FlashAttention 3, cuDNN).
         dropout: masks are kept for the backward pass.
         compiled: norms, activations and casts are fused kernels, not one pass through memory an operator.
         overlap_tp, overlap_dp, overlap_ep: communication that runs beside compute.
@@ -56,7 +57,7 @@ class Plan:
     dtype: str = "bf16"
     context: Literal["ring", "ulysses"] = "ring"
     fused_attention: bool = True
-    native_attention: bool = False
+    attention_version: int = 2
     dropout: bool = False
     compiled: bool = True
     overlap_tp: bool = False

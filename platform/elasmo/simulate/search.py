@@ -93,7 +93,7 @@ def layouts(model: Model, cluster: Cluster, job: Job) -> Iterator[Plan]:
                     plan = Plan(
                         seq=job.seq, global_batch=job.global_batch, micro_batch=size, dp=dp, tp=tp, pp=pp, cp=cp, ep=ep,
                         zero=zero, chunks=chunks, schedule=schedule, sequence_parallel=tp > 1, dtype=job.dtype,
-                        native_attention=True, overlap_tp=True,
+                        attention_version=3, overlap_tp=True,
                     )  # fmt: skip
                     if not refusals(plan, model, count):
                         yield plan
@@ -165,7 +165,7 @@ def _unfit(model: Model, cluster: Cluster, job: Job, tightest: tuple[float, Plan
     over, plan = tightest
     text = (
         f"{model.name or 'The model'} does not fit on {cluster}: the tightest layout, {plan}, needs "
-        f"{over / GIB:.1f} GiB a rank, {(over - usable) / GIB:.1f} GiB more than the {usable / GIB:.1f} GiB that can be used."
+        f"{over / GIB:.1f} GiB a rank, {(over - usable) / GIB:.1f} GiB more than the {usable / GIB:.1f} GiB usable."
     )
     if len(cluster.groups) > 1:
         return text
