@@ -27,7 +27,8 @@ class Plan:
         sequence_parallel: norms and residuals cut over tp (Korthikanti et al. 2022).
         recompute: what the backward pass computes again: parts of a layer, from `attention` (the core attention),
             `pointwise` (norms, activations), `half` (every second matrix product, as torch's selective checkpointing
-            does), `projections`, `feed_forward`, `experts`; or `full`.
+            does), `projections`, `latents` (keys and values of their compressed form), `feed_forward`, `experts`,
+            `experts_activation`; or `full`.
         dtype: of the matrix products; attention, logits and what is not a product are in 16 bits.
         context: how cp exchanges keys and values.
         fused_attention: no scores in memory (Dao et al. 2022); before, softmax and dropout passed through memory.

@@ -98,7 +98,8 @@ def read_row(row: Mapping[str, str], own: Iterable[Accelerator] = ()) -> Reading
         attention_version=3 if tpu else _kernels(row.get("source_ref", ""), notes),
         compiled=not ("eager" in notes.lower() or ("FSDP" in notes and "compile" not in notes.lower() and not tpu)),
         overlap_tp="async" in notes.lower() or tpu or (not old and stage < 3), overlap_dp=not old,
-        overlap_ep="overlap on" in notes.lower(),
+        # Blank: pipelines hide an exchange that leaves the scale-up domain behind another micro-batch (DualPipe).
+        overlap_ep="overlap on" in notes.lower() or (pp > 1 and ep > chip.scaleup_domain and not old),
         hybrid=bool(re.search("in slice|hybrid", row.get("zero", "").lower())),
         gradient_bytes=2.0 if tpu or (old and kind == "fp16") else 4.0,
     )  # fmt: skip
@@ -199,7 +200,7 @@ def _kept(text: str, zero: int) -> list[frozenset[str]]:
     selective = frozenset({"half"}) if zero >= 3 else frozenset({"attention"})
     if said in ("", "unknown", "nan"):
         cheap = frozenset({"attention", "experts_activation", "pointwise"})
-        return [frozenset(), selective, cheap, frozenset({"full"})]
+        return [frozenset(), selective, cheap, cheap | {"latents"}, frozenset({"full"})]
     if said in ("none", "no", "0", "false"):
         return [frozenset()]
     if said.startswith("full"):
@@ -209,7 +210,7 @@ def _kept(text: str, zero: int) -> list[frozenset[str]]:
     if said.startswith("selective"):
         return [selective]
     words = {
-        "core_attn": "attention", "mla_up_proj": "projections", "mlp": "feed_forward", "moe": "experts",
+        "core_attn": "attention", "mla_up_proj": "latents", "mlp": "feed_forward", "moe": "experts",
         "moe_act": "experts_activation", "layernorm": "pointwise", "minimal": "pointwise", "attention": "attention",
     }  # fmt: skip
     parts = {words[word] for word in re.split(r"[+,; ]+", said) if word in words}
@@ -233,7 +234,7 @@ def _chunks(text: str, notes: str, model: Model, pp: int) -> list[int]:
         return [int(number)]
     most = max(1, model.depth // pp)
     # Uneven cuts give the first and the last chunk a layer less, in whose place embedding and loss stand.
-    even = [size for size in range(1, most + 1) if -model.depth % (pp * size) <= 2]
+    even = [size for size in range(1, most + 1) if -model.depth % (pp * size) <= max(2, model.depth // 16)]
     even = even if 1 in even else [1, *even]
     if re.search(r"\b1f1b|gpipe", notes) and "interleaved" not in notes:
         return [1]

@@ -18,6 +18,7 @@ Goal = Literal["time", "price", "energy"]
 KEEP: tuple[frozenset[str], ...] = (
     frozenset(),
     frozenset({"attention", "pointwise", "experts_activation"}),
+    frozenset({"attention", "pointwise", "experts_activation", "latents"}),
     frozenset({"full"}),
 )
 """What may be recomputed, from nothing to all; a plan takes the least that fits."""
