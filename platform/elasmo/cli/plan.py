@@ -19,6 +19,7 @@ def plan(
     goal: Annotated[Literal["time", "price", "energy"], typer.Option("--goal", help="What ranks the plans.")] = "time",
     fix: Annotated[list[str] | None, typer.Option("--fix", help="A part of the layout to keep, such as tp=8.")] = None,
     top: Annotated[int, typer.Option("--top", min=1, help="Plans to show.")] = 5,
+    to: Annotated[int | None, typer.Option("--to", min=1, help="Scaling curve: double the cluster up to this.")] = None,
     explain: Annotated[
         bool, typer.Option("--explain", help="What binds the best plan, and the next-best change.")
     ] = False,
@@ -32,17 +33,26 @@ def plan(
 
     from elasmo.simulate.cluster import load_hardware, parse_cluster
     from elasmo.simulate.named import named_model
-    from elasmo.simulate.search import Job, fixed_fields, search
-    from elasmo.simulate.show import explanation_lines, plans_json, plans_table
+    from elasmo.simulate.search import Job, fixed_fields, scaling, search
+    from elasmo.simulate.show import explanation_lines, plans_json, plans_table, scaling_table, step_json
 
     own, _ = load_hardware(hardware) if hardware is not None else ([], None)
     cluster = parse_cluster(on, own)
     described = named_model(model)
-    found = search(described, cluster, Job(seq, batch, dtype, fixed_fields(fix or [])), goal, top)
+    job = Job(seq, batch, dtype, fixed_fields(fix or []))
+    console = Console(width=max(Console().width, 150))  # a narrower table breaks its layouts into letters
+    if to is not None:
+        curve = scaling(described, cluster, job, to, goal)
+        if as_json:
+            points = [{"accelerators": count, "step": step and step_json(step)} for count, step in curve]
+            typer.echo(json.dumps({"model": described.name, "scaling": points}, indent=1))
+        else:
+            console.print(scaling_table(described, cluster, curve))
+        return
+    found = search(described, cluster, job, goal, top)
     if as_json:
         typer.echo(json.dumps(plans_json(described, cluster, found, explain), indent=1))
         return
-    console = Console(width=max(Console().width, 150))  # a narrower table breaks its layouts into letters
     console.print(plans_table(described, cluster, found))
     if explain:
         for line in explanation_lines(described, cluster, found.steps[0]):

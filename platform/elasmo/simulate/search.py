@@ -145,6 +145,28 @@ def search(model: Model, cluster: Cluster, job: Job, goal: Goal = "time", top: i
     return Search(tuple(sorted(found, key=key)[:top]), tried, unfit)
 
 
+def scaling(
+    model: Model, cluster: Cluster, job: Job, most: int, goal: Goal = "time"
+) -> list[tuple[int, Step | None]]:  # fmt: skip
+    """The best plan on 1, 2, 4, ... times the cluster up to `most` accelerators; None where the model does not fit.
+
+    The global batch is the same everywhere, so that the runs are the same run: the job's, or `most` where it is less.
+
+    Raises:
+        HardwareError: a mixed fleet, which has no multiples.
+    """
+    same = Job(job.seq, max(job.global_batch, most), job.dtype, job.fixed)
+    curve: list[tuple[int, Step | None]] = []
+    count = cluster.count
+    while count <= most:
+        try:
+            curve.append((count, search(model, cluster.resized(count), same, goal, top=1).steps[0]))
+        except UnfitError:
+            curve.append((count, None))
+        count *= 2
+    return curve
+
+
 def _nearest(model: Model, cluster: Cluster, job: Job) -> str:
     """Why no layout is legal, and the legal one that changes least of what was fixed."""
     fixed = dict(job.fixed)
