@@ -24,6 +24,7 @@ def plan(
         bool, typer.Option("--explain", help="What binds the best plan, and the next-best change.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
+    trace: Annotated[Path | None, typer.Option("--trace", help="Write the best plan's step as a Chrome trace.")] = None,
     hardware: Annotated[Path | None, typer.Option("--hardware", help="YAML with accelerators of your own.")] = None,
 ) -> None:
     """Plan a training run without hardware: layouts under memory, with time, money, energy and the reason."""
@@ -35,6 +36,8 @@ def plan(
     from elasmo.simulate.named import named_model
     from elasmo.simulate.search import Job, fixed_fields, scaling, search
     from elasmo.simulate.show import explanation_lines, plans_json, plans_table, scaling_table, step_json
+    from elasmo.simulate.trace import chrome_trace
+    from elasmo.simulate.training import simulate_step
 
     own, _ = load_hardware(hardware) if hardware is not None else ([], None)
     cluster = parse_cluster(on, own)
@@ -50,6 +53,8 @@ def plan(
             console.print(scaling_table(described, cluster, curve))
         return
     found = search(described, cluster, job, goal, top)
+    if trace is not None:
+        trace.write_text(json.dumps(chrome_trace(simulate_step(described, found.steps[0].plan, cluster, events=True))))
     if as_json:
         typer.echo(json.dumps(plans_json(described, cluster, found, explain), indent=1))
         return
