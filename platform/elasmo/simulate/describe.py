@@ -20,7 +20,7 @@ from elasmo.simulate.model import (
     Tower,
     decoder,
 )
-from elasmo.simulate.published import optional_number, read_table
+from elasmo.simulate.published import optional_number, read_table, whole_number
 
 
 def from_config(config: ModelConfig, vocab: int, name: str = "", frozen: tuple[str, ...] = ()) -> Model:
@@ -253,8 +253,7 @@ def from_shape(row: Mapping[str, str]) -> Model:
     """
 
     def whole(key: str) -> int | None:
-        value = optional_number(row.get(key))
-        return None if value is None else int(value)
+        return whole_number(row, key)
 
     needed = {key: whole(key) for key in ("layers", "hidden")}
     if needed["hidden"]:
