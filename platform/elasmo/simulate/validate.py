@@ -189,7 +189,14 @@ def product_points() -> list[Point]:
     return points
 
 
-GOALS = {TIME: (0.06, 0.15), MOE_TIME: (0.12, None), MEMORY: (0.08, None), STATES: (0.001, None), PRODUCT: (0.10, None)}
+GOALS = {
+    TIME: (0.06, 0.15),
+    f"{MOE_TIME}, hardware type": (0.12, None),
+    MOE_TIME: (0.12, None),
+    MEMORY: (0.08, None),
+    STATES: (0.001, None),
+    PRODUCT: (0.10, None),
+}
 
 
 def report(points: Sequence[Point]) -> str:
