@@ -250,8 +250,8 @@ type, and the line says so. Rows that were not read in their source are left out
 measured - 1. T01b is the software of T01 before its scatter-gather and interleaving; T07's own releases differ by up to
 1.7x on one configuration, which no model of hardware can follow. T01, T01b and T03 ran on the same cluster.
 
-What is held out are the constants. The form of the model (which terms there are) was chosen by people who had seen these
-tables, so a source that nobody has seen may be predicted somewhat worse.
+What is held out are the constants. The form of the model (which terms there are) was chosen by people who had seen
+these tables, so a source that nobody has seen may be predicted somewhat worse.
 
 {report(points)}
 """
