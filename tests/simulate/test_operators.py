@@ -60,3 +60,11 @@ def test_hardware_that_was_not_measured_gets_its_best_published_shape_scaled() -
 
 def test_the_calibration_survives_json() -> None:
     assert from_json(default_calibration().to_json()).to_json() == default_calibration().to_json()
+
+
+def test_one_silicon_with_less_power_is_slower_under_lasting_load() -> None:
+    """The PCIe A100 has the SXM's peak and three quarters of its power; its best measured product is slower too."""
+    card, module = (Operators(accelerator(name), default_calibration(), True) for name in ("A100 PCIe", "A100"))
+    assert 0.85 < card.sustained("bf16") / module.sustained("bf16") < 0.97
+    ultra, plain = (Operators(accelerator(name), default_calibration(), True) for name in ("GB300", "GB200"))
+    assert ultra.sustained("bf16") > plain.sustained("bf16")

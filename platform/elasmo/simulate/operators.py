@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from elasmo.simulate.accelerator import BYTES, Accelerator, dtype_name
+from elasmo.simulate.accelerator import BYTES, Accelerator, catalogue, dtype_name
 from elasmo.simulate.calibration import Calibration, default_calibration
 
 TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.97), (128, 64, 0.85), (64, 128, 0.85), (64, 64, 0.6))
@@ -36,6 +36,21 @@ def tile_share(rows: int, columns: int, cores: int) -> float:
         full = waves / (math.ceil(waves) if waves < 1 else 0.5 * (math.ceil(waves) + waves))
         best = max(best, rate * full * rows * columns / (tiles * height * width))
     return best
+
+
+REFERENCE = {"ampere": "A100-SXM-80GB", "hopper": "H100-SXM-80GB", "blackwell": "B200-SXM"}
+"""Of each generation, the accelerator to which its `demand` refers."""
+
+
+def density(chip: Accelerator) -> float:
+    """Peak for a watt of design power, over that of the generation's reference.
+
+    One silicon is sold with different power: what has more FLOP/s for a watt has to slow its clock more.
+    """
+    against = catalogue().get(REFERENCE.get(chip.generation, ""))
+    if against is None or not chip.power_w or not against.power_w or "bf16" not in chip.peaks:
+        return 1.0
+    return chip.peaks["bf16"] / chip.power_w / (against.peaks["bf16"] / against.power_w)
 
 
 @dataclass(frozen=True)
@@ -76,6 +91,8 @@ class Operators:
     def _clock(self, load: float) -> float:
         cap, full = self.chip.power_cap_w, self.chip.power_w
         asked = load * (self.calibration.of("demand", self.chip.generation) if self.lasting else 2 / 3)
+        if self.lasting:
+            asked *= density(self.chip)
         allowed = 1.0 if cap is None or full is None else min(1.0, cap / full)
         return float(min(1.0, (max(allowed - 1 / 3, 0.05) / asked) ** (1 / 3)))
 
