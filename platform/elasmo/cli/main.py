@@ -28,6 +28,8 @@ VERBS = (
     "serve",
     "chat",
     "report",
+    "plan",
+    "simulate",
     "trace",
     "import-hf",
     "export-hf",
