@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from elasmo.simulate.accelerator import BYTES, Accelerator, dtype_name
-from elasmo.simulate.engine_kind import EngineKind
+from elasmo.simulate.engine_kind import TRAITS, EngineKind
 from elasmo.simulate.model import Model
 
 WEIGHT_ONLY = {"mxfp4": 4.25 / 8, "nvfp4": 4.5 / 8, "int4": 4.25 / 8, "awq": 4.25 / 8, "gptq": 4.25 / 8}
@@ -85,15 +85,25 @@ class Deployment:
             )
         if self.pp > self.model.depth:
             raise DeploymentError(f"pp={self.pp} exceeds the model's {self.model.depth} layers.")
-        if self.tp * self.dp > self.chip.scaleup_domain and self.tp > 1:
+        if self.crosses and not self.chip.scaleout_bandwidth:
             raise DeploymentError(
                 f"tp={self.tp} x dp={self.dp} exceeds the scale-up domain of {self.chip.name}, "
-                f"{self.chip.scaleup_domain} accelerators; use pp for the rest."
+                f"{self.chip.scaleup_domain} accelerators, and its scale-out bandwidth is not known; use pp for the rest."
             )
 
     @property
     def accelerators(self) -> int:
         return self.tp * self.pp * self.dp
+
+    @property
+    def crosses(self) -> bool:
+        """Whether the ranks that reduce together span more than one scale-up domain."""
+        return self.tp * self.dp > self.chip.scaleup_domain
+
+    @property
+    def reduces_directly(self) -> bool:
+        """Whether small all-reduces are one kernel over peer memory: the engine can, and the fabric lets it."""
+        return TRAITS[self.engine].direct_reduce and self.chip.scaleup_kind != "pcie" and not self.crosses
 
     @property
     def weight_bytes(self) -> float:

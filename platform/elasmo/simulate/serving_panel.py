@@ -21,7 +21,7 @@ class Panel:
         sizes = [len(case.weights) for case in self.cases]
         self.starts = np.concatenate([[0], np.cumsum(sizes)]).astype(int)
         self.work = concatenate([case.steps for case in self.cases])
-        keys = [(case.deployment.engine, case.deployment.chip.scaleup_kind == "pcie") for case in self.cases]
+        keys = [(case.deployment.engine, case.deployment.reduces_directly) for case in self.cases]
         owner = np.repeat(np.arange(len(self.cases)), sizes)
         self.groups = []
         for key in sorted(set(keys)):
@@ -77,7 +77,7 @@ class Panel:
         watts = np.minimum(full * used, cap) * count
         return {
             "median_itl_ms": p50 * 1e3, "p90_itl_ms": p90 * 1e3, "p99_itl_ms": p99 * 1e3, "tpot_ms": mean * 1e3,
-            "output_throughput_tokens_per_sec": rate, "avg_power_watts": watts,
+            "output_throughput_tokens_per_sec": rate, "output_tok_s": rate, "avg_power_watts": watts,
             "energy_per_token_joules": watts / rate,
         }  # fmt: skip
 

@@ -21,6 +21,9 @@ from elasmo.simulate.serving_step import Batch, Work, work
 from elasmo.simulate.steady_state import Workload, sequences_that_fit, static_batch, steps_of
 
 Row = Mapping[str, str]
+STATIC_SHARE = 0.97
+"""Of device memory for weights and cache, by an engine that plans its buffers for one batch."""
+MOST_SEQUENCES = 2048
 MEDIA_TOKENS = 800.0
 """Of a medium where the model's own is not known."""
 QUANTITIES = {
@@ -70,7 +73,8 @@ def deployment_of(row: Row) -> Deployment:
     """
     served = served_model(row.get("model", ""), number(row, "total_params_b"), number(row, "active_params_b"))
     count = int(number(row, "n_gpu") or 0)
-    tp, dp, pp = (int(number(row, name) or 1) for name in ("tp", "dp", "pp"))
+    dp, pp = (int(number(row, name) or 1) for name in ("dp", "pp"))
+    tp = int(number(row, "tp") or max(count // (dp * pp), 1))
     ep = int(number(row, "ep") or 1)
     if count and tp * dp * pp != count:
         if dp * pp > count or count % (dp * pp):
@@ -133,7 +137,18 @@ def steady_case(row: Row, constants: ServingConstants) -> Case:
                 "steady", measured)  # fmt: skip
 
 
-def static_case(row: Row) -> Case:
+def _loaded_case(
+    row: Row, deployment: Deployment, prompt: float, output: float, constants: ServingConstants
+) -> Case:
+    load = Workload(prompt, output, prompt_cv=0.0, output_cv=0.0)
+    running = min(sequences_that_fit(deployment, load, constants), MOST_SEQUENCES)
+    steps = steps_of(deployment, load, running, constants.routing)
+    measured = {name: value for name in ("output_tok_s", "tpot_ms") if (value := number(row, name))}
+    return Case("S05 TensorRT-LLM", row.get("model", ""), deployment.chip.name, "", deployment, steps.work,
+                steps.weights, running, "steady", measured)  # fmt: skip
+
+
+def static_case(row: Row, constants: ServingConstants) -> Case:
     """A row of S05: a batch that starts and ends together, or one prompt's first token.
 
     Raises:
@@ -142,10 +157,12 @@ def static_case(row: Row) -> Case:
     deployment = deployment_of(row)
     batch, prompt = number(row, "batch_or_concurrency"), number(row, "input_tokens")
     output = number(row, "output_tokens") or 1.0
-    if not batch or not prompt:
-        raise DeploymentError("batch_or_concurrency and input_tokens are needed; one of them is blank.")
-    room = deployment.cache_tokens(0.97)
-    if batch * (prompt + output) > room * 1.1:
+    if not prompt:
+        raise DeploymentError("input_tokens is blank; prompts decide both latency and throughput.")
+    if not batch:  # the most that fit, as a benchmark of peak throughput has it
+        return _loaded_case(row, deployment, prompt, output, constants)
+    room = deployment.cache_tokens(STATIC_SHARE)
+    if batch * (prompt + output) > room:
         raise DeploymentError(
             f"{batch:.0f} sequences of {prompt + output:.0f} tokens need {batch * (prompt + output):.0f} tokens of KV "
             f"cache, and {room} fit; lower the batch or raise tp."
@@ -200,6 +217,6 @@ def single_cases() -> list[Case]:
 def published_cases(constants: ServingConstants) -> list[Case]:
     """All scored rows of S02, S05 and S07."""
     cases = single_cases()
-    cases += [static_case(row) for row in read_table("S05_tensorrt_llm_throughput_ttft") if scored(row)]
+    cases += [static_case(row, constants) for row in read_table("S05_tensorrt_llm_throughput_ttft") if scored(row)]
     cases += [steady_case(row, constants) for row in read_table("S07_mlenergy_llm_mllm_h100_b200") if scored(row)]
     return cases

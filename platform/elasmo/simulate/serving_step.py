@@ -122,7 +122,10 @@ def work(deployment: Deployment, batch: Batch, routing: float = 0.6, operators: 
     tally.sums["kernels"] += (depth - routed) * KERNELS_PER_LAYER + routed * KERNELS_PER_EXPERT_LAYER + KERNELS_AROUND
     ranks = cut.tp * cut.dp
     if ranks > 1:
-        moved = 2.0 * (ranks - 1) / ranks * tokens * hidden * 2.0 / cut.chip.scaleup_bandwidth
+        link = cut.chip.scaleout_bandwidth if cut.crosses else cut.chip.scaleup_bandwidth
+        if link <= 0:
+            raise DeploymentError(f"The link between {cut.chip.name}s is not known; give it in the hardware YAML, or tp=1.")
+        moved = 2.0 * (ranks - 1) / ranks * tokens * hidden * 2.0 / link
         tally.sums["reduces"] += 2.0 * depth
         tally.sums["reduce_s"] += 2.0 * depth * moved
     tally.sums["reduces"] += cut.pp - 1.0
@@ -251,11 +254,10 @@ def _encoder(tally: _Tally, tower: Tower, media: Array) -> None:
 
 def seconds(done: Work, deployment: Deployment, constants: ServingConstants) -> Array:
     """Time of each step, from one token to the next; without rare stalls of the host."""
-    kind, chip = deployment.engine, deployment.chip
-    traits, c = TRAITS[kind], constants
-    rate = c.prefill_attention if traits.flash_decoding else c.core_attention
+    kind, c = deployment.engine, constants
+    rate = c.prefill_attention if TRAITS[kind].flash_decoding else c.core_attention
     decode = _blend(done.decode_compute_s / rate, done.cache_read_s / c.cache_read)
-    reduce = c.direct_reduce_s if traits.direct_reduce and chip.scaleup_kind != "pcie" else c.reduce_s
+    reduce = c.direct_reduce_s if deployment.reduces_directly else c.reduce_s
     device = (
         done.products_s
         + c.expert * done.experts_s
