@@ -15,6 +15,9 @@ from elasmo.simulate.accelerator import dtype_name
 from elasmo.simulate.published import optional_number, read_table, scored
 
 OTHER = "other"
+BY_GENERATION = (
+    "matmul", "inner", "memory", "launch_s", "attention", "scaleup", "network", "latency", "demand", "contention",
+)  # fmt: skip
 """Key of a generation that was not measured."""
 
 
@@ -35,7 +38,8 @@ class Calibration:
         latency: times the fabric's latency that a collective takes at least.
         eager: times the memory traffic of fused kernels that a pass of its own for every operator has.
         overlap_tp: share of tensor-parallel communication that shows when it runs beside products.
-        contention: share of hidden communication that shows, since it takes cores and bandwidth from compute.
+        contention: share of hidden communication that shows, since it takes cores and bandwidth from compute;
+            less where engines of their own move data.
         optimizer_bytes: bytes that an Adam step moves for a parameter with its float32 state.
         step_s: fixed time of a step: host, data hand-over, loss, clipping. micro_batch_s: likewise of a micro-batch.
         demand: dynamic power of products at full clock over the design power; above 2/3 lasting load slows the clock.
@@ -57,7 +61,7 @@ class Calibration:
     latency: Mapping[str, float] = field(default_factory=lambda: {OTHER: 1.0})
     eager: float = 1.8
     overlap_tp: float = 0.4
-    contention: float = 0.15
+    contention: Mapping[str, float] = field(default_factory=lambda: {OTHER: 0.3, "tpu": 0.1})
     optimizer_bytes: float = 34.0
     step_s: float = 0.01
     micro_batch_s: float = 0.002
@@ -68,7 +72,7 @@ class Calibration:
     straggle: float = 0.003
 
     def __post_init__(self) -> None:
-        for name in ("matmul", "inner", "memory", "launch_s", "attention", "scaleup", "network", "latency", "demand"):
+        for name in BY_GENERATION:
             if OTHER not in getattr(self, name):
                 raise ValueError(f"calibration.{name} has no entry {OTHER!r} for hardware that was not measured.")
 

@@ -142,7 +142,7 @@ def rank_parameters(model: Model, plan: Plan, rank: int) -> tuple[float, float]:
     if rank == 0:
         dense += table + model.hidden * model.positions + sum(tower.parameters for tower in model.towers)
     if rank == plan.pp - 1:
-        dense += 0 if model.tied and plan.pp == 1 else table
+        dense += (0 if model.tied and plan.pp == 1 else table) + model.norm_width * model.hidden
     return dense / plan.tp, experts / plan.ep / (plan.tp if plan.expert_tp else 1)
 
 

@@ -15,6 +15,10 @@ from elasmo.simulate.calibration import Calibration, default_calibration
 
 TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.97), (128, 64, 0.85), (64, 128, 0.85), (64, 64, 0.6))
 """Rows, columns, and share of the full rate of the tiles that libraries choose from."""
+NARROW = 0.2
+"""How attention slows with heads narrower than 128: softmax takes the same for half of the products."""
+ATTENTION_LOAD = 0.6
+"""Dynamic power of attention over that of products."""
 SMOOTH = 6.0
 """How sharp the roofline's knee is: compute and memory overlap, but not perfectly where both take long."""
 
@@ -67,10 +71,18 @@ class Operators:
 
         Under a cap, and under lasting load where products at full clock would draw more than the chip may.
         """
+        return self._clock(1.0)
+
+    def _clock(self, load: float) -> float:
         cap, full = self.chip.power_cap_w, self.chip.power_w
-        asked = self.calibration.of("demand", self.chip.generation) if self.lasting else 2 / 3
+        asked = load * (self.calibration.of("demand", self.chip.generation) if self.lasting else 2 / 3)
         allowed = 1.0 if cap is None or full is None else min(1.0, cap / full)
         return float(min(1.0, (max(allowed - 1 / 3, 0.05) / asked) ** (1 / 3)))
+
+    @cached_property
+    def attention_clock(self) -> float:
+        """Likewise for attention, whose softmax leaves the matrix units idle: it asks for less power than products."""
+        return self._clock(ATTENTION_LOAD)
 
     def sustained(self, dtype: str) -> float:
         """FLOP/s of large products."""
@@ -133,10 +145,10 @@ class Operators:
         ramp = self.calibration.attention_ramp
         length = min(keys, window or keys)
         share = self.calibration.attention_share(self.chip.generation, native) * length / (length + ramp)
-        share *= min(1.0, (head_dim + values) / 256) ** 0.5 * (self.calibration.attention_backward if backward else 1.0)
-        share *= min(1.0, queries / 64)
+        share *= min(1.0, (head_dim + values) / 256) ** NARROW * min(1.0, queries / 64)
+        share *= self.calibration.attention_backward if backward else 1.0
         kind = "bf16" if "bf16" in self.chip.peaks else "fp16"
-        compute = work / (self.chip.peak(kind) * share * self.clock)
+        compute = work / (self.chip.peak(kind) * share * self.attention_clock)
         groups = kv_heads or heads
         touched = batch * (groups * length * (head_dim + values) * kv_bytes + heads * queries * (head_dim + values) * 2)
         return self._roof(compute, touched * (2.5 if backward else 1.0) / self.streaming) + self.launch_s

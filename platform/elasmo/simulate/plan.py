@@ -37,6 +37,7 @@ class Plan:
         overlap_tp, overlap_dp, overlap_ep: communication that runs beside compute.
         gradient_bytes: of a gradient that is accumulated and reduced.
         expert_tp: experts are cut over tp as well.
+        hybrid: ZeRO 3 inside a scale-up domain, replicas across domains (FSDP's hybrid sharding, slices of a TPU pod).
     """
 
     seq: int
@@ -63,6 +64,7 @@ class Plan:
     overlap_ep: bool = False
     gradient_bytes: float = 4.0
     expert_tp: bool = False
+    hybrid: bool = False
 
     @property
     def world(self) -> int:

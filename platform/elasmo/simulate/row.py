@@ -1,7 +1,7 @@
 """A row of a published table read as model, plan and cluster; what it leaves blank is chosen as its owner would have.
 
 Blank means unknown. A column that decides nothing physical (names, sources' own rates) is not read, except that a
-source older than fused attention cannot have used it, and that notes may state a kernel, an overlap or a slice of a torus.
+source older than fused attention cannot have used it, and that notes may state a kernel, an overlap or slices.
 """
 
 from __future__ import annotations
@@ -94,7 +94,9 @@ def read_row(row: Mapping[str, str], own: Iterable[Accelerator] = ()) -> Reading
         native_attention=tpu or bool(NATIVE.search(row.get("source_ref", "") + notes)),
         compiled=not ("eager" in notes.lower() or ("FSDP" in notes and "compile" not in notes.lower() and not tpu)),
         overlap_tp="async" in notes.lower() or tpu or (not old and stage < 3), overlap_dp=not old,
-        overlap_ep="overlap on" in notes.lower(), gradient_bytes=2.0 if tpu or (old and kind == "fp16") else 4.0,
+        overlap_ep="overlap on" in notes.lower(),
+        hybrid=bool(re.search("in slice|hybrid", row.get("zero", "").lower())),
+        gradient_bytes=2.0 if tpu or (old and kind == "fp16") else 4.0,
     )  # fmt: skip
     micro = [mbs] if mbs and not per_rank else [size for size in (1, 2, 4, 8, 16) if gbs % (dp * size) == 0] or [1]
     if per_rank:

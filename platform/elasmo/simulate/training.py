@@ -181,7 +181,7 @@ def _stage(model: Model, plan: Plan, rank: Rank, first: int, end: int, parts: in
 def _sharded(rank: Rank, plan: Plan, parameters: float, layer: Layer, hidden: int, cost: LayerCost) -> float:
     """Seconds that gathering a layer's weights and scattering its gradients show beside its compute."""
     experts = layer.experts.count * layer.experts.each.parameters(hidden) if layer.experts is not None else 0
-    whole = Span(plan.dp * plan.cp, plan.tp)
+    whole = Span(shard_ranks(plan, rank), plan.tp)
     own = (parameters - experts) / plan.tp
     gather = rank.links.all_gather(whole, HALF * own)
     scatter = rank.links.all_gather(whole, plan.gradient_bytes * own)
@@ -189,7 +189,7 @@ def _sharded(rank: Rank, plan: Plan, parameters: float, layer: Layer, hidden: in
         part = Span(plan.expert_ranks, plan.tp * plan.ep)
         gather += rank.links.all_gather(part, HALF * experts / plan.ep)
         scatter += rank.links.all_gather(part, plan.gradient_bytes * experts / plan.ep)
-    hidden_s = rank.operators.calibration.contention
+    hidden_s = rank.operators.calibration.of("contention", rank.operators.chip.generation)
     shown = 0.0
     for moved, computed in (
         (gather, cost.forward.compute),
@@ -274,8 +274,9 @@ def _on_group(
 
 def _gradients(model: Model, plan: Plan, rank: Rank, worst: int, made: Sequence[Stage]) -> float:
     """Seconds of reducing gradients and gathering weights that no compute hides, once a step."""
+    busy = rank.operators.calibration.of("contention", rank.operators.chip.generation)
     if plan.gathers:
-        return 0.0
+        return _across_domains(model, plan, rank, made, busy)
     dense, experts = rank_parameters(model, plan, worst)
     shown = 0.0
     share = model.trained_parameters / model.parameters
@@ -292,8 +293,26 @@ def _gradients(model: Model, plan: Plan, rank: Rank, worst: int, made: Sequence[
             hide_b = sum(made[c * plan.pp + worst].seconds[1] for c in range(plan.chunks)) * 0.8
             hide_f = sum(made[c * plan.pp + worst].seconds[0] for c in range(plan.chunks)) * 0.8
             for moved, hide in ((scatter, hide_b), (gather, hide_f)):
-                shown += max(0.0, moved - hide) + rank.operators.calibration.contention * min(moved, hide)
+                shown += max(0.0, moved - hide) + busy * min(moved, hide)
     return shown
+
+
+def shard_ranks(plan: Plan, rank: Rank) -> int:
+    """Ranks over which ZeRO 3 cuts weights."""
+    whole = plan.dp * plan.cp
+    return whole if not plan.hybrid else min(whole, max(1, rank.links.group.up.domain // plan.tp))
+
+
+def _across_domains(model: Model, plan: Plan, rank: Rank, made: Sequence[Stage], busy: float) -> float:
+    """Seconds that summing a shard's gradients over the replicas of hybrid sharding shows."""
+    shards = shard_ranks(plan, rank)
+    replicas = plan.dp * plan.cp // shards
+    if replicas <= 1:
+        return 0.0
+    size = plan.gradient_bytes * model.trained_parameters / plan.tp / shards
+    moved = rank.links.all_reduce(Span(replicas, shards * plan.tp), size)
+    hide = 0.8 * sum(stage.seconds[1] for stage in made)
+    return max(0.0, moved - hide) + busy * min(moved, hide)
 
 
 def _optimizer(model: Model, plan: Plan, rank: Rank) -> float:

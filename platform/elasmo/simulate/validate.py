@@ -134,8 +134,9 @@ def korthikanti_points() -> list[Point]:
         )  # fmt: skip
         plan = Plan(
             seq=number["seq_len"], global_batch=number["pp"] * 8 * number["mbs"], micro_batch=number["mbs"],
-            tp=number["tp"], pp=number["pp"], chunks=number["vp"], schedule="interleaved" if number["vp"] > 1 else "1f1b", zero=0,
-            fused_attention=False, dropout=True,
+            tp=number["tp"], pp=number["pp"], chunks=number["vp"],
+            schedule="interleaved" if number["vp"] > 1 else "1f1b", zero=0, fused_attention=False,
+            dropout=True,
         )  # fmt: skip
         text = row["quantity"]
         if text.startswith("params"):
