@@ -83,7 +83,12 @@ def test_a_model_that_does_not_fit_says_by_how_much() -> None:
 
 
 def test_a_degree_that_does_not_divide_names_the_nearest_that_does() -> None:
-    with pytest.raises(DeploymentError, match="tp=3 must divide .* the nearest that does is tp=2"):
+    with pytest.raises(DeploymentError, match=r"tp=3 must divide .* the nearest that does is tp=2"):
         replace(LLAMA, tp=3)
-    with pytest.raises(DeploymentError, match="scale-up domain"):
-        replace(LLAMA, tp=16)
+
+
+def test_ranks_beyond_the_scale_up_domain_reduce_over_the_network() -> None:
+    inside, across = replace(LLAMA, tp=8), replace(LLAMA, tp=16)
+    moved = [float(work(cut, Batch(256, 100)).reduce_s[0]) for cut in (inside, across)]
+    assert inside.reduces_directly and not across.reduces_directly
+    assert moved[1] / moved[0] == pytest.approx(450 / 50 * (15 / 16) / (7 / 8))

@@ -85,7 +85,11 @@ def _options(
 def _register() -> None:
     for verb in VERBS:
         name = verb.replace("-", "_")
-        app.command(verb)(getattr(importlib.import_module(f"elasmo.cli.{name}"), name))
+        found = getattr(importlib.import_module(f"elasmo.cli.{name}"), name)
+        if isinstance(found, typer.Typer):  # a verb with verbs of its own
+            app.add_typer(found, name=verb)
+        else:
+            app.command(verb)(found)
 
 
 _register()

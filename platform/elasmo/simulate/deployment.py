@@ -88,7 +88,7 @@ class Deployment:
         if self.crosses and not self.chip.scaleout_bandwidth:
             raise DeploymentError(
                 f"tp={self.tp} x dp={self.dp} exceeds the scale-up domain of {self.chip.name}, "
-                f"{self.chip.scaleup_domain} accelerators, and its scale-out bandwidth is not known; use pp for the rest."
+                f"{self.chip.scaleup_domain} accelerators, and its scale-out bandwidth is not known; use pp."
             )
 
     @property

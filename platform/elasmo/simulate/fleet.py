@@ -118,6 +118,7 @@ class _Run:
         self.replicas: list[Replica] = []
         self.links: dict[int, float] = {}
         self.turn = 0
+        self.ready: dict[int, Replica] = {}
         self.left = len(self.jobs)
         self.moved = 0.0
         self.starting = {"prefill": 0, "decode": 0}
@@ -169,6 +170,8 @@ class _Run:
                 self.starting[payload] -= 1
                 self._add(payload, now)
                 self.timeline.append((now, self._count()))
+            if self.ready and not (self.events and self.events[0][0] <= now):
+                self._start_ready(now)
         return self._served(now)
 
     def _arrived(self, job: Job, now: float) -> None:
@@ -194,9 +197,15 @@ class _Run:
     def _send(self, replica: Replica, job: Job, now: float) -> None:
         cut = replica.enqueue(job, now)
         if replica.segment is None:
-            self._start(replica, now)
+            self.ready[replica.number] = replica
         elif cut:
             self._push(replica.segment.end_s, "segment", (replica, replica.version))
+
+    def _start_ready(self, now: float) -> None:
+        """Starts the replicas without a segment once all that happens at this moment has."""
+        ready, self.ready = self.ready, {}
+        for replica in ready.values():
+            self._start(replica, now)
 
     def _start(self, replica: Replica, now: float) -> None:
         segment, lost = replica.start(now)
@@ -216,7 +225,7 @@ class _Run:
             self.seen.finished(job)
         for job in out.prefilled:
             self._hand_over(replica, job, now)
-        self._start(replica, now)
+        self.ready[replica.number] = replica
 
     def _hand_over(self, replica: Replica, job: Job, now: float) -> None:
         cut = replica.clock.deployment
@@ -273,8 +282,10 @@ class _Run:
             itl += each.itl
             spent.setdefault(each.role, []).append(each.busy_s / there if there > 0 else 0.0)
             known = each.clock.deployment.chip.power_w is not None
-            joules = None if joules is None or not known else (
-                joules + each.joules + each.clock.idle_w * max(there - each.busy_s, 0.0)
+            joules = (
+                None
+                if joules is None or not known
+                else (joules + each.joules + each.clock.idle_w * max(there - each.busy_s, 0.0))
             )
         done = [job for job in self.jobs if not math.isnan(job.finish_s)]
         busy = {role: float(np.mean(shares)) for role, shares in spent.items()}

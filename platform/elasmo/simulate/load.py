@@ -35,7 +35,14 @@ class Request:
 
 
 def poisson(
-    rate: float, count: int, prompt: float, output: float, *, prompt_cv: float = 1.0, output_cv: float = 1.0, seed: int = 0
+    rate: float,
+    count: int,
+    prompt: float,
+    output: float,
+    *,
+    prompt_cv: float = 1.0,
+    output_cv: float = 1.0,
+    seed: int = 0,
 ) -> list[Request]:
     """`count` requests with exponential gaps of mean 1/rate seconds and gamma-distributed lengths."""
     draw = np.random.Generator(np.random.PCG64(seed))
@@ -61,7 +68,9 @@ def bursts(
 def _lengths(draw: np.random.Generator, mean: float, cv: float, count: int) -> np.ndarray:
     if cv <= 0:
         return np.full(count, max(1, round(mean)))
-    return np.maximum(1, np.rint(draw.gamma(1 / cv**2, _positive("length", mean) * cv**2, count))).astype(int)
+    drawn: np.ndarray = np.rint(draw.gamma(1 / cv**2, _positive("length", mean) * cv**2, count))
+    whole: np.ndarray = np.maximum(1, drawn.astype(int))
+    return whole
 
 
 def _requests(times: np.ndarray, prompts: np.ndarray, outputs: np.ndarray) -> list[Request]:
@@ -127,11 +136,13 @@ def scaled(requests: Sequence[Request], rate: float = 1.0, length: float = 1.0) 
     """The same arrivals `rate` times as fast, with prompts and outputs `length` times as long."""
     return [
         Request(
-            each.arrival_s / rate, max(1, round(each.prompt_tokens * length)), max(1, round(each.output_tokens * length)),
+            each.arrival_s / rate,
+            max(1, round(each.prompt_tokens * length)),
+            max(1, round(each.output_tokens * length)),
             each.blocks if length == 1.0 else (),
         )
         for each in requests
-    ]  # fmt: skip
+    ]
 
 
 NUMBERS = ("rate", "count", "prompt", "output", "size", "prompt_cv", "output_cv")

@@ -59,15 +59,15 @@ class PoolMetrics:
 Planner = Callable[[PoolState, PoolMetrics], Replicas]
 
 
-def proportional(
-    ttft_s: float, tpot_s: float, busy: float = 0.7, least: int = 1
-) -> Planner:
+def proportional(ttft_s: float, tpot_s: float, busy: float = 0.7, least: int = 1) -> Planner:
     """A planner that keeps pools `busy`, and grows one at once by half when its latency or its cache says so."""
 
     def plan(state: PoolState, metrics: PoolMetrics) -> Replicas:
         now = state.replicas
         prefill = math.ceil(now.prefill * metrics.busy_prefill / busy) if now.prefill else 0
-        decode = math.ceil(now.decode * max(metrics.busy_decode / busy if not now.prefill else 0.0, metrics.cache_use / busy))
+        decode = math.ceil(
+            now.decode * max(metrics.busy_decode / busy if not now.prefill else 0.0, metrics.cache_use / busy)
+        )
         late_first = metrics.ttft_p90_s is not None and metrics.ttft_p90_s > ttft_s
         late_next = metrics.tpot_p90_s is not None and metrics.tpot_p90_s > tpot_s
         if now.prefill and (late_first or metrics.waiting_prefill > 2 * now.prefill):

@@ -15,9 +15,10 @@ from elasmo.simulate.serving_step import Batch, power_w, seconds, work
 COLUMNS = (
     "predicted_ttft_ms", "predicted_tpot_ms", "predicted_median_itl_ms", "predicted_p90_itl_ms", "predicted_p99_itl_ms",
     "predicted_tokens_per_s", "predicted_tokens_per_s_gpu", "predicted_mem_gb", "predicted_kv_tokens",
-    "predicted_power_w", "predicted_j_per_token", "predicted_j_per_request", "predicted_batch", "note", "reason",
+    "predicted_power_w", "predicted_j_per_token", "predicted_j_per_request", "predicted_batch", "predicted_from",
+    "reason",
 )  # fmt: skip
-"""What a prediction adds. Tokens are output tokens of the replica, power is of all its accelerators, memory is GiB each."""
+"""What a prediction adds. Tokens are output tokens of the replica, power is of its accelerators, memory GiB each."""
 OURS = frozenset({"max_num_seqs", "avg_batch_size", "batch_or_concurrency", "median_itl_ms", "ttft_ms"})
 """Columns that tell a serving row from a training one."""
 
@@ -36,7 +37,7 @@ def predict_serving(row: Mapping[str, str], constants: ServingConstants | None =
     except ValueError as error:
         return {**blank, "reason": str(error)}
     shown = {name: f"{value:.5g}" for name, value in filled.items() if math.isfinite(value)}
-    return {**blank, **shown, "note": note}
+    return {**blank, **shown, "predicted_from": note}
 
 
 def predicted(row: Mapping[str, str], constants: ServingConstants) -> tuple[dict[str, float], str]:
@@ -70,7 +71,14 @@ def predicted(row: Mapping[str, str], constants: ServingConstants) -> tuple[dict
         found["predicted_tokens_per_s_gpu"] = found["predicted_tokens_per_s"] / cut.accelerators
     if "predicted_j_per_token" in found:
         found["predicted_j_per_request"] = found["predicted_j_per_token"] * output
-    return found, served.note
+    return found, _basis(served.note, row, static)
+
+
+def _basis(note: str, row: Mapping[str, str], static: bool) -> str:
+    """Where the model's shape is from, and what of the workload the row left to be assumed."""
+    named = (("prompt", ("avg_input_len", "input_tokens")), ("output", ("avg_output_len", "output_tokens")))
+    assumed = [what for what, columns in named if not static and number(row, *columns) is None]
+    return f"model: {note}" + (f"; assumed lengths: {', '.join(assumed)}" if assumed else "")
 
 
 def _static(case: Case, made: dict[str, float], output: float, constants: ServingConstants) -> dict[str, float]:

@@ -1,6 +1,6 @@
 """One replica of a fleet, simulated: continuous batching with chunked prefill, a KV cache that fills up, preemption.
 
-Time moves in segments: a step with prompts in it is one; decode steps in which nothing joins or leaves are one together,
+Time moves in segments: a step with prompts in it is one; decode steps in which nothing joins or leaves are one too,
 since their time grows by the same amount each step. So the cost is a few operations a request, not one a token.
 """
 
@@ -74,7 +74,9 @@ class Outcome:
 class Replica:
     """A queue, a batch and a KV cache on one deployment."""
 
-    def __init__(self, number: int, role: Role, clock: StepClock, capacity: int, max_sequences: int, born_s: float) -> None:
+    def __init__(
+        self, number: int, role: Role, clock: StepClock, capacity: int, max_sequences: int, born_s: float
+    ) -> None:
         self.number, self.role, self.clock = number, role, clock
         self.capacity, self.max_sequences = capacity, max_sequences
         self.cache = PrefixCache()
@@ -103,7 +105,7 @@ class Replica:
         return not (self.segment or self.waiting or self.prefilling or self._running)
 
     def load(self, blocks: tuple[int, ...], prompt: int, prefix: bool) -> float:
-        """Tokens before a new prompt's end here: what waits, what decodes (a token each step), what it computes itself."""
+        """Tokens before a new prompt's end here: what waits, what decodes meanwhile, what it computes itself."""
         held = self.cache.held(blocks) * BLOCK_TOKENS if prefix and blocks else 0
         if self.role == "decode":
             return self.used + self.backlog

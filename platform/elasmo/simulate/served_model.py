@@ -5,11 +5,14 @@ A name leads a person's words to numbers here and nowhere else: the cost model s
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
 
-from elasmo.simulate.describe import from_shape, known_model, shape_names
+from elasmo.simulate.describe import from_hugging_face, from_shape, known_model, shape_names
 from elasmo.simulate.model import Attention, Experts, FeedForward, Model, ModelError, Tower, decoder
 from elasmo.simulate.published import optional_number, read_table
 
@@ -27,6 +30,7 @@ class Served:
     note: str
 
 
+@cache
 def served_model(name: str, total_b: float | None = None, active_b: float | None = None) -> Served:
     """The model that a row names; where its shape is not in the tables, one with its parameter counts.
 
@@ -50,6 +54,21 @@ def served_model(name: str, total_b: float | None = None, active_b: float | None
         f"model={name} is not among the published shapes and total_params_b is blank; give the parameter count, "
         "a config.json or a config of Elasmo."
     )
+
+
+def model_named(text: str) -> Served:
+    """The model of a person's words: the path of a Hugging Face config.json, or the name of a published shape.
+
+    Raises:
+        ModelError: neither.
+    """
+    if not text.endswith(".json"):
+        return served_model(text)
+    try:
+        raw = json.loads(Path(text).read_text())
+    except (OSError, ValueError) as error:
+        raise ModelError(f"model={text} cannot be read as a config.json: {error}.") from None
+    return Served(from_hugging_face(raw, Path(text).parent.name), True, text)
 
 
 def _plain(name: str) -> str:

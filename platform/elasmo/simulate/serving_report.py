@@ -1,4 +1,4 @@
-"""What a served load comes to: latency distributions, goodput under an objective, throughput, power; and comparisons."""
+"""What a served load comes to: latency distributions, goodput under an objective, throughput, power; comparisons."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
-from elasmo.simulate.fleet import Fleet, Served, serve
+from elasmo.simulate.fleet import Fleet, FleetError, Served, serve
 from elasmo.simulate.load import Request
 from elasmo.simulate.pool_planner import Replicas
 from elasmo.simulate.serving_constants import ServingConstants
@@ -113,6 +113,20 @@ def summarise(served: Served, objective: Objective) -> ServingReport:
     )  # fmt: skip
 
 
+COMPARED = {
+    "TPOT median": "tpot_s.p50", "TPOT p99": "tpot_s.p99", "ITL median": "itl_s.p50", "ITL p99": "itl_s.p99",
+    "TTFT median": "ttft_s.p50", "TTFT p90": "ttft_s.p90", "throughput": "output_tokens_s", "goodput": "goodput",
+    "J/token": "joules_per_token",
+}  # fmt: skip
+
+
+def _figure(report: ServingReport, path: str) -> float | None:
+    found: object = report
+    for name in path.split("."):
+        found = getattr(found, name)
+    return found if isinstance(found, float) else None
+
+
 @dataclass(frozen=True)
 class Comparison:
     """Co-located against the best split of the same accelerators into pools."""
@@ -125,16 +139,10 @@ class Comparison:
     @property
     def changes(self) -> dict[str, float]:
         """Of apart over together, minus 1; negative latencies are better apart."""
-        pairs = {
-            "TPOT median": lambda r: r.tpot_s.p50, "TPOT p99": lambda r: r.tpot_s.p99, "ITL median": lambda r: r.itl_s.p50,
-            "ITL p99": lambda r: r.itl_s.p99, "TTFT median": lambda r: r.ttft_s.p50, "TTFT p90": lambda r: r.ttft_s.p90,
-            "throughput": lambda r: r.output_tokens_s, "goodput": lambda r: r.goodput,
-            "J/token": lambda r: r.joules_per_token or math.nan,
-        }  # fmt: skip
-        found: dict[str, float] = {}
-        for name, read in pairs.items():
-            before, after = read(self.together), read(self.apart)
-            found[name] = after / before - 1 if before else math.nan
+        found = {}
+        for name, path in COMPARED.items():
+            before, after = (_figure(report, path) for report in (self.together, self.apart))
+            found[name] = after / before - 1 if before and after else math.nan
         return found
 
 
@@ -148,8 +156,6 @@ def compare(
     """
     total = fleet.replicas.total
     if total < 2:
-        from elasmo.simulate.fleet import FleetError
-
         raise FleetError(f"replicas={total} cannot be split into prefill and decode; use two or more.")
     together = summarise(serve(replace(fleet, replicas=Replicas(0, total)), requests, constants), objective)
     tried: dict[str, ServingReport] = {}

@@ -24,6 +24,8 @@ Row = Mapping[str, str]
 STATIC_SHARE = 0.97
 """Of device memory for weights and cache, by an engine that plans its buffers for one batch."""
 MOST_SEQUENCES = 2048
+PROMPT_TOKENS, OUTPUT_TOKENS = 250.0, 500.0
+"""Of a request where neither the row nor its task says."""
 MEDIA_TOKENS = 800.0
 """Of a medium where the model's own is not known."""
 QUANTITIES = {
@@ -94,16 +96,8 @@ def deployment_of(row: Row) -> Deployment:
 
 
 def workload_of(row: Row, deployment: Deployment) -> Workload:
-    """What a row of S07 asked for: its stated input tokens, else the mean of its task.
-
-    Raises:
-        DeploymentError: the output length is blank.
-    """
+    """What a row of S07 asked for: its stated tokens, else those that its task usually has."""
     output = number(row, "avg_output_len", "output_tokens")
-    if not output:
-        raise DeploymentError(
-            "avg_output_len is blank; the length of outputs decides how often prompts interrupt them."
-        )
     media, prompt = 0.0, number(row, "avg_input_len", "input_tokens")
     task = next((each for each in read_table("S07w_task_workloads") if each["task"] == row.get("task")), None)
     if task is not None:
@@ -111,7 +105,8 @@ def workload_of(row: Row, deployment: Deployment) -> Workload:
         towers = deployment.model.towers
         each = float(towers[0].tokens) if towers else MEDIA_TOKENS
         prompt = float(task["text_tokens"]) + media * each if prompt is None else prompt
-    return Workload(250.0 if prompt is None else prompt, output, media)
+        output = output or float(task["output_tokens"])
+    return Workload(PROMPT_TOKENS if prompt is None else prompt, output or OUTPUT_TOKENS, media)
 
 
 def steady_case(row: Row, constants: ServingConstants) -> Case:
@@ -137,9 +132,7 @@ def steady_case(row: Row, constants: ServingConstants) -> Case:
                 "steady", measured)  # fmt: skip
 
 
-def _loaded_case(
-    row: Row, deployment: Deployment, prompt: float, output: float, constants: ServingConstants
-) -> Case:
+def _loaded_case(row: Row, deployment: Deployment, prompt: float, output: float, constants: ServingConstants) -> Case:
     load = Workload(prompt, output, prompt_cv=0.0, output_cv=0.0)
     running = min(sequences_that_fit(deployment, load, constants), MOST_SEQUENCES)
     steps = steps_of(deployment, load, running, constants.routing)

@@ -124,7 +124,9 @@ def work(deployment: Deployment, batch: Batch, routing: float = 0.6, operators: 
     if ranks > 1:
         link = cut.chip.scaleout_bandwidth if cut.crosses else cut.chip.scaleup_bandwidth
         if link <= 0:
-            raise DeploymentError(f"The link between {cut.chip.name}s is not known; give it in the hardware YAML, or tp=1.")
+            raise DeploymentError(
+                f"The link of {cut.chip.name} is not known; give it in the hardware YAML, or use tp=1."
+            )
         moved = 2.0 * (ranks - 1) / ranks * tokens * hidden * 2.0 / link
         tally.sums["reduces"] += 2.0 * depth
         tally.sums["reduce_s"] += 2.0 * depth * moved

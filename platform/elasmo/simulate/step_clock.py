@@ -70,7 +70,9 @@ class StepClock:
         c = self.constants
         full = work(self.deployment, Batch(prefill=grid, logits=grid), c.routing)
         none = work(self.deployment, Batch(prefill=grid, logits=1.0), c.routing)
-        extra = full.products_s - none.products_s + (full.stream_s - none.stream_s) / c.of("stream", self.deployment.engine)
+        extra = (
+            full.products_s - none.products_s + (full.stream_s - none.stream_s) / c.of("stream", self.deployment.engine)
+        )
         return [float(each) for each in np.maximum(extra, 0.0)]
 
     def _read(self, table: list[float], tokens: float) -> float:

@@ -78,10 +78,12 @@ def left_out_points(cases: Sequence[Case], way: str, guess: ServingConstants) ->
 def cache_points() -> list[Point]:
     """Published capacities of a KV cache, with the one constant fitted on the other model."""
     chip, found = accelerator("A100-SXM-80GB"), []
-    for row in filter(scored, read_table("S02b_distserve_kv_capacity_a100")):
+    rows = list(filter(scored, read_table("S02b_distserve_kv_capacity_a100")))
+    shares = {name: cache_share(leave_out=name) for name in sorted({row["model"] for row in rows})}
+    for row in rows:
         cut = Deployment(served_model(row["model"]).model, chip, "native")
         ranks = int(row["tp"]) * int(row["pp"])
-        room = chip.memory * cache_share(leave_out=row["model"]) * ranks - cut.weight_bytes
+        room = chip.memory * shares[row["model"]] * ranks - cut.weight_bytes
         found.append(
             Point("KV cache capacity", f"S02b DistServe, {chip.name}", "one model",
                   room / cut.cache_bytes_per_token, float(row["max_num_tokens"]))
