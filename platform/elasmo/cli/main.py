@@ -26,6 +26,7 @@ VERBS = (
     "serve",
     "chat",
     "report",
+    "plan",
     "simulate",
     "trace",
     "import-hf",

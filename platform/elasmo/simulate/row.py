@@ -220,7 +220,9 @@ def _chunks(text: str, model: Model, pp: int) -> list[int]:
     if number is not None and number >= 1:
         return [int(number)]
     most = max(1, model.depth // pp)
-    even = [size for size in range(1, most + 1) if model.depth % (pp * size) == 0] or [1]
+    # Uneven cuts give the first and the last chunk a layer less, in whose place embedding and loss stand.
+    even = [size for size in range(1, most + 1) if -model.depth % (pp * size) <= 2]
+    even = even if 1 in even else [1, *even]
     if text.strip().startswith(">1"):
         return [size for size in even if size > 1] or [2]
     return even

@@ -1,0 +1,83 @@
+"""Plans for people and for machines: a table, an explanation in lines, JSON."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.table import Table
+
+from elasmo.simulate.accelerator import GIB
+from elasmo.simulate.cluster import Cluster
+from elasmo.simulate.explain import explain
+from elasmo.simulate.flops import FORMULA
+from elasmo.simulate.model import Model
+from elasmo.simulate.search import Search
+from elasmo.simulate.training import Step
+
+
+def _known(value: float | None, text: str) -> str:
+    return "unknown" if value is None else text.format(value)
+
+
+def plans_table(model: Model, cluster: Cluster, found: Search) -> Table:
+    """The best plans, one a row. Every number in it is simulated."""
+    first = found.steps[0].plan
+    table = Table(
+        title=f"{model.name or 'model'} ({model.parameters / 1e9:.1f} B parameters) on {cluster}, simulated: "
+        f"{first.global_batch} sequences of {first.seq} tokens, {first.dtype}",
+        caption=f"{found.tried} legal layouts, {found.unfit} of them do not fit. MFU: {FORMULA}.",
+    )
+    for name in ("layout", "recompute", "step", "tokens/s each", "MFU", "memory", "W each", "J/token", "$/M tokens"):
+        table.add_column(name, justify="left" if name in ("layout", "recompute") else "right")
+    for step in found.steps:
+        plan = step.plan
+        table.add_row(
+            str(plan.having(recompute=frozenset())),
+            "+".join(sorted(plan.recompute)) or "none", f"{step.seconds:.2f} s",
+            f"{step.tokens_per_s_each:,.0f}", f"{step.mfu:.1%}", f"{step.memory.total / GIB:.1f} GiB",
+            _known(step.power_w, "{:.0f}"), _known(step.joules_per_token, "{:.3g}"),
+            _known(step.usd_per_mtoken, "{:.3g}"),
+        )  # fmt: skip
+    return table
+
+
+def explanation_lines(model: Model, cluster: Cluster, step: Step) -> list[str]:
+    """What binds a plan, and the best changes."""
+    made = explain(model, step, cluster)
+    lines = [f"What binds {step.plan}:"]
+    lines += [f"  {name}: {share:.0%} of the step" for name, share in made.binds.items() if share >= 0.005]
+    lines.append(f"  memory: {made.memory_free / GIB:.1f} GiB of a rank are free")
+    lines.append("Changes of the plan, time saved:")
+    lines += [f"  {change.what}: {change.saves:+.1%}" for change in made.plan_changes[:5]] or ["  none fits"]
+    lines.append("Changes of the hardware, time saved:")
+    lines += [f"  {change.what}: {change.saves:+.1%}" for change in made.hardware_changes]
+    return lines
+
+
+def step_json(step: Step) -> dict[str, Any]:
+    """A step as plain data."""
+    plan = {name: getattr(step.plan, name) for name in step.plan.__dataclass_fields__}
+    plan["recompute"] = sorted(step.plan.recompute)
+    return {
+        "plan": plan, "simulated": True, "seconds": step.seconds, "breakdown_s": step.breakdown,
+        "memory_bytes": step.memory.as_dict(), "tokens_per_s": step.tokens_per_s,
+        "tokens_per_s_each": step.tokens_per_s_each, "mfu": step.mfu, "hfu": step.hfu, "power_w": step.power_w,
+        "joules_per_token": step.joules_per_token, "usd_per_mtoken": step.usd_per_mtoken,
+    }  # fmt: skip
+
+
+def plans_json(model: Model, cluster: Cluster, found: Search, explained: bool) -> dict[str, Any]:
+    """A search as plain data."""
+    made: dict[str, Any] = {
+        "model": model.name, "parameters": model.parameters, "active_parameters": model.active_parameters,
+        "cluster": str(cluster), "mfu_formula": FORMULA, "tried": found.tried, "unfit": found.unfit,
+        "plans": [step_json(step) for step in found.steps],
+    }  # fmt: skip
+    if explained:
+        why = explain(model, found.steps[0], cluster)
+        made["explanation"] = {
+            "binds": why.binds, "memory_free_bytes": why.memory_free,
+            "plan_changes": [[change.what, change.saves] for change in why.plan_changes],
+            "hardware_changes": [[change.what, change.saves] for change in why.hardware_changes],
+        }  # fmt: skip
+    return made
