@@ -118,18 +118,22 @@ class Deployment:
             + model.embedding_parameters * 2.0 / self.tp / (1 if self.pp == 1 or model.tied else 2)
         )
 
-    @property
-    def cache_bytes_per_token(self) -> float:
-        """Of the KV cache on one accelerator; windows are not counted, since caches keep what is outside."""
+    def cache_bytes(self, tokens: float) -> float:
+        """Of the KV cache of a sequence of that length on one accelerator, which keeps a window's tokens only."""
         total = 0.0
         for layer in self.model.layers:
-            width = layer.attention.kv_width
-            share = 1 if layer.attention.latent else min(self.tp, layer.attention.kv_heads)
-            total += width / share
+            attention = layer.attention
+            share = 1 if attention.latent else min(self.tp, attention.kv_heads)
+            total += attention.kv_width / share * min(tokens, attention.window or tokens)
         return total * self.precision.cache_bytes / self.pp
 
-    def cache_tokens(self, cache_share: float) -> int:
-        """Tokens whose keys and values fit, over all `dp` replicas, when weights and cache may use that share.
+    @property
+    def cache_bytes_per_token(self) -> float:
+        """Of the KV cache on one accelerator while a sequence is within every window."""
+        return self.cache_bytes(1.0)
+
+    def cache_room(self, cache_share: float) -> float:
+        """Bytes left for KV cache on one accelerator, when weights and cache may use that share of its memory.
 
         Raises:
             DeploymentError: the weights alone do not fit.
@@ -143,4 +147,12 @@ class Deployment:
                 f"{-room / 1e9:.1f} GB. Raise tp, use a narrower weight format, or accelerators of "
                 f"{needed / (1 << 30):.0f} GiB."
             )
-        return int(room / self.cache_bytes_per_token) * self.dp
+        return room
+
+    def cache_tokens(self, cache_share: float) -> int:
+        """Tokens whose keys and values fit, over all `dp` replicas; windows are not counted.
+
+        Raises:
+            DeploymentError: the weights alone do not fit.
+        """
+        return int(self.cache_room(cache_share) / self.cache_bytes_per_token) * self.dp

@@ -119,5 +119,5 @@ def _memory_gb(case: Case, row: Mapping[str, str], constants: ServingConstants) 
         length = (number(row, "input_tokens") or 0.0) + (number(row, "output_tokens") or 0.0) / 2
     else:
         length = workload_of(row, cut).context
-    held = case.sequences / cut.dp * length * cut.cache_bytes_per_token
+    held = case.sequences / cut.dp * cut.cache_bytes(length)
     return min((cut.weight_bytes + held) / GIB, cut.chip.memory * max(constants.cache_share, 0.97) / GIB)

@@ -5,15 +5,14 @@ A name leads a person's words to numbers here and nowhere else: the cost model s
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from dataclasses import dataclass, replace
 from functools import cache
-from pathlib import Path
 
-from elasmo.simulate.describe import from_hugging_face, from_shape, known_model, shape_names
+from elasmo.simulate.describe import from_shape, known_model, shape_names
 from elasmo.simulate.model import Attention, Experts, FeedForward, Model, ModelError, Tower, decoder
+from elasmo.simulate.named import named_model
 from elasmo.simulate.published import optional_number, read_table
 
 SUFFIXES = re.compile(
@@ -57,18 +56,15 @@ def served_model(name: str, total_b: float | None = None, active_b: float | None
 
 
 def model_named(text: str) -> Served:
-    """The model of a person's words: the path of a Hugging Face config.json, or the name of a published shape.
+    """The model of a person's words: a shape that is served, else whatever `named_model` knows.
 
     Raises:
-        ModelError: neither.
+        ModelError: nothing of that name, or a file that does not describe a model.
     """
-    if not text.endswith(".json"):
-        return served_model(text)
     try:
-        raw = json.loads(Path(text).read_text())
-    except (OSError, ValueError) as error:
-        raise ModelError(f"model={text} cannot be read as a config.json: {error}.") from None
-    return Served(from_hugging_face(raw, Path(text).parent.name), True, text)
+        return served_model(text)
+    except ModelError:
+        return Served(named_model(text), True, text)
 
 
 def _plain(name: str) -> str:

@@ -31,7 +31,8 @@ class ServingConstants:
         core_attention: share of the matrix peak at which decode attention on ordinary cores computes.
         prefill_attention: share of the matrix peak of prefill attention.
         encoder: share of the matrix peak of a media encoder.
-        direct_reduce_s, reduce_s: of a small all-reduce, in one kernel or by NCCL.
+        direct_reduce_s, reduce_s: of a small all-reduce, in one kernel between two ranks (more take log2 of them as
+            long) or by NCCL.
         link: share of the scale-up bandwidth of a large all-reduce.
         stall_s: of the host that a step meets on average, not in the middle of its distribution; by generation.
         idle, compute, memory, exponent: power as a share of the accelerator's: idle + compute x u^exponent +

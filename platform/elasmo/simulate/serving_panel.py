@@ -21,7 +21,10 @@ class Panel:
         sizes = [len(case.weights) for case in self.cases]
         self.starts = np.concatenate([[0], np.cumsum(sizes)]).astype(int)
         self.work = concatenate([case.steps for case in self.cases])
-        keys = [(case.deployment.engine, case.deployment.reduces_directly) for case in self.cases]
+        keys = [
+            (case.deployment.engine, case.deployment.reduces_directly, case.deployment.tp * case.deployment.dp)
+            for case in self.cases
+        ]
         owner = np.repeat(np.arange(len(self.cases)), sizes)
         self.groups = []
         for key in sorted(set(keys)):

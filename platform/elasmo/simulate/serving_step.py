@@ -259,7 +259,8 @@ def seconds(done: Work, deployment: Deployment, constants: ServingConstants) -> 
     kind, c = deployment.engine, constants
     rate = c.prefill_attention if TRAITS[kind].flash_decoding else c.core_attention
     decode = _blend(done.decode_compute_s / rate, done.cache_read_s / c.cache_read)
-    reduce = c.direct_reduce_s if deployment.reduces_directly else c.reduce_s
+    ranks = deployment.tp * deployment.dp
+    reduce = c.direct_reduce_s * np.log2(2 * ranks) / 2 if deployment.reduces_directly else c.reduce_s
     device = (
         done.products_s
         + c.expert * done.experts_s

@@ -89,12 +89,12 @@ def sequences_that_fit(deployment: Deployment, workload: Workload, constants: Se
     Raises:
         DeploymentError: not one.
     """
-    room = deployment.cache_tokens(constants.cache_share)
-    count = int(room / workload.context)
+    room, each = deployment.cache_room(constants.cache_share), deployment.cache_bytes(workload.context)
+    count = int(room / each) * deployment.dp
     if count < 1:
         raise DeploymentError(
-            f"A request of {workload.context:.0f} tokens does not fit the KV cache of {room} tokens; raise tp, or use "
-            "a narrower format of weights or cache."
+            f"A request of {workload.context:.0f} tokens needs {each / 1e9:.2f} GB of KV cache and {room / 1e9:.2f} GB "
+            "are left beside the weights; raise tp, or use a narrower format of weights or cache."
         )
     return count
 
