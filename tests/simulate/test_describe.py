@@ -120,7 +120,7 @@ def test_a_rows_parameters_settle_what_its_columns_leave_open() -> None:
 
 
 def test_a_row_without_a_shape_is_refused() -> None:
-    with pytest.raises(ModelError, match="hidden, heads is blank"):
+    with pytest.raises(ModelError, match="hidden is blank"):
         from_shape({"layers": "2", "vocab": "10"})
     with pytest.raises(ModelError, match="kv_heads=3 must divide heads=4"):
         from_shape({"layers": "2", "hidden": "8", "heads": "4", "kv_heads": "3", "vocab": "10"})

@@ -10,10 +10,10 @@ from elasmo.simulate.describe import known_model
 from elasmo.simulate.explain import explain, neighbours
 from elasmo.simulate.memory import training_memory
 from elasmo.simulate.plan import PlanError, refusals
-from elasmo.simulate.search import Job, UnfitError, fixed_fields, layouts, search
+from elasmo.simulate.search import Job, UnfitError, fixed_fields, layouts, scaling, search
 from elasmo.simulate.training import fits, simulate_step
 
-MODEL, CLUSTER, JOB = known_model("Llama-3-8B"), parse_cluster("16xH100"), Job(4096, 64)
+MODEL, CLUSTER, JOB = known_model("Llama-3-8B"), parse_cluster("8xH100"), Job(4096, 16)
 
 
 def test_plans_are_legal_fit_and_are_ranked() -> None:
@@ -21,7 +21,7 @@ def test_plans_are_legal_fit_and_are_ranked() -> None:
     seconds = [step.seconds for step in found.steps]
     assert seconds == sorted(seconds) and len(seconds) == 5
     for step in found.steps:
-        assert refusals(step.plan, MODEL, 16) == []
+        assert refusals(step.plan, MODEL, 8) == []
         assert fits(step.memory, CLUSTER.groups[0].chip)
 
 
@@ -44,13 +44,13 @@ def test_each_goal_ranks_by_its_own() -> None:
 
 
 def test_what_is_fixed_stays() -> None:
-    found = search(MODEL, CLUSTER, Job(4096, 64, fixed=fixed_fields(["tp=4", "pp=2"])))
+    found = search(MODEL, CLUSTER, Job(4096, 16, fixed=fixed_fields(["tp=4", "pp=2"])))
     assert {(step.plan.tp, step.plan.pp) for step in found.steps} == {(4, 2)}
 
 
 def test_an_illegal_layout_is_refused_with_the_nearest_legal_one() -> None:
     with pytest.raises(PlanError, match=r"tp=3 must divide heads=32; .*nearest legal layout is .*tp="):
-        search(MODEL, CLUSTER, Job(4096, 64, fixed=(("tp", 3),)))
+        search(MODEL, CLUSTER, Job(4096, 16, fixed=(("tp", 3),)))
 
 
 @pytest.mark.parametrize("text", ["tp", "tp=x", "heads=3", "=4"])
@@ -66,12 +66,12 @@ def test_a_model_that_does_not_fit_says_by_how_much_and_where_it_would() -> None
 
 def test_an_unknown_peak_is_refused_before_anything_is_planned() -> None:
     with pytest.raises(HardwareError, match="dtype=fp8"):
-        search(MODEL, parse_cluster("16xA100"), Job(4096, 64, "fp8"))
+        search(MODEL, parse_cluster("8xA100"), Job(4096, 16, "fp8"))
 
 
 def test_energy_needs_a_known_power() -> None:
     with pytest.raises(PlanError, match="goal=energy needs the power"):
-        search(MODEL, parse_cluster("16xTPU v5p"), JOB, "energy")
+        search(MODEL, parse_cluster("8xTPU v5p"), JOB, "energy")
 
 
 def test_an_explanation_names_what_binds_and_changes_that_can_be() -> None:
@@ -84,13 +84,21 @@ def test_an_explanation_names_what_binds_and_changes_that_can_be() -> None:
     assert doubled["twice the peak"] > 0.3 > doubled["twice the network"] >= 0
 
 
+def test_a_scaling_curve_doubles_the_accelerators_and_keeps_the_batch() -> None:
+    curve = scaling(MODEL, CLUSTER, JOB, 32)
+    assert [count for count, _ in curve] == [8, 16, 32]
+    assert all(step is not None and step.plan.global_batch == 32 for _, step in curve)
+    speeds = [step.tokens_per_s for _, step in curve if step is not None]
+    assert speeds == sorted(speeds) and speeds[2] < 4 * speeds[0]
+
+
 def test_neighbours_keep_the_number_of_accelerators() -> None:
     plan = search(MODEL, CLUSTER, JOB, top=1).steps[0].plan
-    assert {made.world for _, made in neighbours(plan)} == {16}
+    assert {made.world for _, made in neighbours(plan)} == {8}
 
 
 def test_a_mixed_fleet_is_planned_by_its_smallest_memory() -> None:
-    cluster = parse_cluster("8xH100+8xa100_40gb")
+    cluster = parse_cluster("4xH100+4xa100_40gb")
     step = search(MODEL, cluster, JOB, top=1).steps[0]
     assert step.memory.total <= 40 * (1 << 30)
 

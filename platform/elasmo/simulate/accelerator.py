@@ -109,6 +109,10 @@ def dtype_name(text: str) -> str:
     words = re.split(r"[\s+(/,]", text.strip().lower())
     if words[0] in DTYPE_NAMES:
         return DTYPE_NAMES[words[0]]
+    kinds = "bfloat16|float16|bf16|fp16|mxfp8|fp8|nvfp4|mxfp4|fp4|int8|fp32|tf32"
+    stem = re.match(rf"(?:amp_|mixed[-_]?)?({kinds})(?!\d)", words[0])
+    if stem is not None:
+        return DTYPE_NAMES[stem[1]]
     raise HardwareError(f"dtype={text} is not known; use one of {', '.join(sorted(set(DTYPE_NAMES.values())))}.")
 
 
@@ -155,6 +159,20 @@ def _aliases() -> dict[str, str]:
     return known
 
 
+@cache
+def _aliases_by_words() -> dict[frozenset[str], str]:
+    found = {_words(name): name for name in catalogue()}
+    for row in read_table("accelerator_details"):
+        found |= {_words(alias): row["name"] for alias in row["aliases"].split("|")}
+    return found
+
+
+def _words(name: str) -> frozenset[str]:
+    """The words of a name in any order: `A100-80GB-SXM` is `A100-SXM-80GB`; a TPU's slice size is no part of it."""
+    plain = re.sub(r"\b(v\d+[a-z]?)-\d+$", r"\1", name.strip().lower())
+    return frozenset(re.split(r"[-_\s]+", re.sub(r"sxm\d", "sxm", plain)))
+
+
 def accelerator(name: str, own: Iterable[Accelerator] = ()) -> Accelerator:
     """The accelerator that a name means: `H100`, `h100_80gb`, `TPU v5p`, or one of the user's own.
 
@@ -167,6 +185,8 @@ def accelerator(name: str, own: Iterable[Accelerator] = ()) -> Accelerator:
     for mine in own:
         if _plain(mine.name) == _plain(name):
             return mine
+    maker = r"^\s*(?:\d+\s*[x×]\s*)?(?:(?:nvidia|google|amd|intel|aws|cloud)\s+)*"
+    name = re.sub(maker, "", name, flags=re.IGNORECASE)
     plain = _plain(name)
     if plain in _aliases():
         return catalogue()[_aliases()[plain]]
@@ -179,6 +199,10 @@ def accelerator(name: str, own: Iterable[Accelerator] = ()) -> Accelerator:
         plain = _plain(" ".join(words[:count]))
         if plain in _aliases() and not re.match(r"[a-z]", _plain(" ".join(words[count:]))):
             return _with_words(catalogue()[_aliases()[plain]], name)
+    spelled = _words(head)
+    for alias, meant in _aliases_by_words().items():
+        if alias == spelled:
+            return _with_words(catalogue()[meant], name)
     known = sorted([*(mine.name for mine in own), *catalogue()])
     raise HardwareError(
         f"accelerator={name} is not known; use one of {', '.join(known)}, or describe it in a hardware YAML."

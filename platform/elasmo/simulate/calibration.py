@@ -30,8 +30,8 @@ class Calibration:
         inner: inner dimension at which a product has half of that, of its fill and drain.
         memory: share of the memory bandwidth that streaming kernels reach.
         launch_s: time of a kernel that does nothing, launch to launch.
-        attention: share of the peak that fused attention reaches on long sequences, forward, by `generation`, and
-            with kernels written for it by `generation.native`.
+        attention: share of the peak that fused attention reaches on long sequences, forward, by
+            `generation.version` of the kernels: FlashAttention 1, 2, or 3 for those written for the generation.
         attention_backward: of that, in the backward pass.
         attention_ramp: keys at which attention has half of its share.
         scaleup, network: share of the links' bandwidth that large collectives reach.
@@ -93,9 +93,10 @@ class Calibration:
                 return best[key] * scale
         return self.matmul[OTHER]
 
-    def attention_share(self, generation: str, native: bool) -> float:
-        """Share of the peak of fused attention; without a measured one the other kernels', then other hardware's."""
-        keys = (f"{generation}.native", generation) if native else (generation, f"{generation}.native")
+    def attention_share(self, generation: str, version: int) -> float:
+        """Share of the peak of fused attention: of this version, else of the next older, else newer, else other."""
+        order = (*range(version, 0, -1), *range(version + 1, 4))
+        keys = (f"{generation}.{number}" for number in order)
         return next((self.attention[key] for key in keys if key in self.attention), self.attention[OTHER])
 
     def of(self, name: str, generation: str) -> float:

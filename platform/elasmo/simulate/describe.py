@@ -256,11 +256,14 @@ def from_shape(row: Mapping[str, str]) -> Model:
         value = optional_number(row.get(key))
         return None if value is None else int(value)
 
-    needed = {key: whole(key) for key in ("layers", "hidden", "heads", "vocab")}
+    needed = {key: whole(key) for key in ("layers", "hidden")}
+    if needed["hidden"]:
+        # Blank: heads of 128, and a vocabulary that weighs little in a large model.
+        needed |= {"heads": whole("heads") or max(1, needed["hidden"] // 128), "vocab": whole("vocab") or 32_000}
     blank = [key for key, value in needed.items() if not value]
     if blank:
         raise ModelError(f"The row's {', '.join(blank)} is blank; a model cannot be described without.")
-    layers, hidden, heads, vocab = (int(value or 0) for value in needed.values())
+    layers, hidden, heads, vocab = (int(needed[key] or 0) for key in ("layers", "hidden", "heads", "vocab"))
     notes = f"{row.get('extra', '')};{row.get('notes', '')};{row.get('attention', '')}"
     experts_count, ffn = whole("experts"), whole("ffn")
     expert_width = whole("moe_ffn") or ffn

@@ -53,7 +53,7 @@ def measured_steps(rows: Iterable[dict[str, str]]) -> list[Measured]:
         except ValueError:
             continue
         if scored(row) and seconds:
-            found.append(Measured(row["source_id"], row, reading, seconds))
+            found.append(Measured(row.get("source_id") or "unnamed", row, reading, seconds))
     return found
 
 
@@ -73,9 +73,10 @@ class Knob:
 
 
 KNOBS = (
-    Knob("attention", "ampere", high=0.8), Knob("attention", "hopper", high=0.8),
-    Knob("attention", "hopper.native", high=0.85), Knob("attention", "blackwell", high=0.85),
-    Knob("attention", "tpu", high=0.8), Knob("attention_ramp", None, 0.4, 1, 2000),
+    Knob("attention", "ampere.1", high=0.8), Knob("attention", "ampere.2", high=0.8),
+    Knob("attention", "hopper.1", high=0.8), Knob("attention", "hopper.2", high=0.8),
+    Knob("attention", "hopper.3", high=0.85), Knob("attention", "blackwell.3", high=0.85),
+    Knob("attention", "tpu.3", high=0.8), Knob("attention_ramp", None, 0.4, 1, 2000),
     Knob("matmul", "tpu.bf16", 0.15, 0.3, 0.97), Knob("matmul", "hopper.fp8", 0.1, 0.3, 0.9),
     Knob("matmul", "blackwell.fp8", 0.1, 0.3, 0.9), Knob("matmul", "blackwell.bf16", 0.1, 0.3, 0.9),
     Knob("demand", "ampere", 0.1, 2 / 3, 2), Knob("demand", "hopper", 0.15, 2 / 3, 2),
@@ -130,9 +131,9 @@ def choose(rows: Sequence[Measured], calibration: Calibration) -> list[tuple[Mea
 
 
 def weights(rows: Sequence[Measured]) -> np.ndarray:
-    """Sources weigh as the square root of their rows, so that none drowns the others; a shape that repeats shares."""
+    """Sources weigh as the fourth root of their rows, so that none drowns the others; a shape that repeats shares."""
     keys = [
-        (each.source, *(each.row[key] for key in ("hw", "n_gpu", "precision", "model", "seq_len", "mbs", "ep")))
+        (each.source, *(each.row.get(key, "") for key in ("hw", "n_gpu", "precision", "model", "seq_len", "mbs", "ep")))
         for each in rows
     ]
     counts = {key: keys.count(key) for key in set(keys)}
@@ -140,7 +141,7 @@ def weights(rows: Sequence[Measured]) -> np.ndarray:
     sums = {
         each.source: sum(w for w, other in zip(own, rows, strict=True) if other.source == each.source) for each in rows
     }
-    return np.array([w / math.sqrt(sums[each.source]) for w, each in zip(own, rows, strict=True)])
+    return np.array([w / sums[each.source] ** 0.75 for w, each in zip(own, rows, strict=True)])
 
 
 @dataclass(frozen=True)
@@ -192,8 +193,9 @@ def prior(operators: Calibration | None = None) -> Calibration:
     """Constants before any training step was seen: operators measured alone, kernels' and links' published rates.
 
     Attention on A100: FlashAttention reaches 25 to 40 % of the peak, FlashAttention 2 50 to 73 % (Dao 2023,
-    arXiv:2307.08691, abstract); a row does not say which, so the geometric middle. On H100 version 2 reaches 35 % and
-    version 3 up to 75 % (Shah et al. 2024, arXiv:2407.08608, abstract), and version 1 about half of version 2.
+    arXiv:2307.08691, abstract). On H100 version 2 reaches 35 % and version 3 up to 75 % (Shah et al. 2024,
+    arXiv:2407.08608, abstract), of which 0.7 is taken at the lengths of training, and version 1 as far behind version 2
+    as on A100. The upper ends are those of long sequences, forward, which is what the constant means.
     TPU products: XLA's on a v5e at 8192 cubed (JAX documentation, Pallas TPU matmul). Links: Vidur's all-reduces.
     """
     shipped = operators if operators is not None else default_calibration()
@@ -202,7 +204,7 @@ def prior(operators: Calibration | None = None) -> Calibration:
     matmul = {key: share for key, share in shipped.matmul.items() if key in timed}
     return Calibration(
         matmul={**matmul, "tpu.bf16": 0.92}, **keep,
-        attention={OTHER: 0.5, "ampere": 0.44, "hopper": 0.26, "hopper.native": 0.6},
+        attention={OTHER: 0.5, "ampere.1": 0.4, "ampere.2": 0.73, "hopper.1": 0.19, "hopper.2": 0.35, "hopper.3": 0.7},
         scaleup={OTHER: 0.8, "ampere": 0.72, "hopper": 0.88}, network={OTHER: 0.75}, latency={OTHER: 1.0},
         demand={OTHER: 0.85},
     )  # fmt: skip

@@ -57,6 +57,8 @@ def layer_cost(rank: Rank, hidden: int, layer: Layer, plan: Plan, tokens: float,
     ):  # fmt: skip
         if name in plan.recompute:
             again = again + part[0]
+    if "latents" in plan.recompute and layer.attention.latent:
+        again = again + projections[0].times(0.5)
     if "half" in plan.recompute:
         again = again + (projections[0] + wide[0] + experts[0]).times(0.5) + points[0]
     return LayerCost(forward, backward, again)
@@ -169,7 +171,7 @@ def _attention_core(
             batch=batch,
             causal=causal,
             backward=back,
-            native=plan.native_attention,
+            version=plan.attention_version,
             **shared,  # type: ignore[arg-type]
         )
         for back in (False, True)

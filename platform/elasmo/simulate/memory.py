@@ -93,7 +93,7 @@ def layer_activation_bytes(hidden: int, layer: Layer, plan: Plan, tokens: float,
     inner = HALF * (queries + keys + values) + 4.0 * own.heads
     if "attention" in plan.recompute and plan.fused_attention:
         inner -= HALF * values + 4.0 * own.heads
-    if own.latent and "projections" in plan.recompute:
+    if own.latent and {"projections", "latents"} & plan.recompute:
         inner -= HALF * (queries + keys - (own.q_rank + own.kv_rank + own.rope_dim) * t)
     bytes_ += tokens * inner / t
     if not plan.fused_attention and "attention" not in plan.recompute:

@@ -129,13 +129,13 @@ class Operators:
         dtype: str = "bf16",
         backward: bool = False,
         kv_bytes: float = 2.0,
-        native: bool = False,
+        version: int = 2,
     ) -> float:
         """Fused attention of `queries` tokens to `keys` tokens in each of `batch` sequences.
 
         A causal mask lets the last query see all keys; half of the square is computed where both are equal. The
-        backward pass has five products where the forward pass has two. `native` kernels are written for the generation
-        (FlashAttention 3, cuDNN); others are those of the generation before.
+        backward pass has five products where the forward pass has two. `version` of the kernels: FlashAttention 1 or 2,
+        3 for those written for the generation of hardware (FlashAttention 3, cuDNN).
         """
         if min(queries, keys, heads, batch) <= 0:
             return 0.0
@@ -144,7 +144,7 @@ class Operators:
         work = 2.0 * batch * heads * seen * (head_dim + values) * (2.5 if backward else 1.0)
         ramp = self.calibration.attention_ramp
         length = min(keys, window or keys)
-        share = self.calibration.attention_share(self.chip.generation, native) * length / (length + ramp)
+        share = self.calibration.attention_share(self.chip.generation, version) * length / (length + ramp)
         share *= min(1.0, (head_dim + values) / 256) ** NARROW * min(1.0, queries / 64)
         share *= self.calibration.attention_backward if backward else 1.0
         kind = "bf16" if "bf16" in self.chip.peaks else "fp16"

@@ -27,11 +27,13 @@ class Plan:
         sequence_parallel: norms and residuals cut over tp (Korthikanti et al. 2022).
         recompute: what the backward pass computes again: parts of a layer, from `attention` (the core attention),
             `pointwise` (norms, activations), `half` (every second matrix product, as torch's selective checkpointing
-            does), `projections`, `feed_forward`, `experts`; or `full`.
+            does), `projections`, `latents` (keys and values of their compressed form), `feed_forward`, `experts`,
+            `experts_activation`; or `full`.
         dtype: of the matrix products; attention, logits and what is not a product are in 16 bits.
         context: how cp exchanges keys and values.
         fused_attention: no scores in memory (Dao et al. 2022); before, softmax and dropout passed through memory.
-        native_attention: fused kernels written for this generation of hardware (FlashAttention 3, cuDNN).
+        attention_version: of the fused kernels: FlashAttention 1 (2022) or 2 (2023), or 3 for those written for this
+            generation of hardware (FlashAttention 3, cuDNN).
         dropout: masks are kept for the backward pass.
         compiled: norms, activations and casts are fused kernels, not one pass through memory an operator.
         overlap_tp, overlap_dp, overlap_ep: communication that runs beside compute.
@@ -56,7 +58,7 @@ class Plan:
     dtype: str = "bf16"
     context: Literal["ring", "ulysses"] = "ring"
     fused_attention: bool = True
-    native_attention: bool = False
+    attention_version: int = 2
     dropout: bool = False
     compiled: bool = True
     overlap_tp: bool = False

@@ -22,8 +22,12 @@ from elasmo.simulate.training import Step, fits, simulate_step
 
 FUSED_ATTENTION = (2022, 6)
 """Month after which a source may have used fused attention: Dao et al., arXiv:2205.14135."""
-NATIVE = re.compile(r"megatron|nemo|transformer.?engine|cudnn|flash.?attention.?3|\bfa3\b|splash", re.IGNORECASE)
-"""Software whose fused attention is written for the hardware's own generation (cuDNN's in Transformer Engine)."""
+KERNELS = (
+    (3, re.compile(r"megatron|nemo|transformer.?engine|cudnn|flash.?attention.?3|\bfa3\b|splash", re.IGNORECASE)),
+    (1, re.compile(r"llm-foundry|flash.?attention.?1|\bfa1\b|triton", re.IGNORECASE)),
+)
+"""Versions of fused attention by the software that a row's source or notes name, from that software's documentation:
+Transformer Engine calls cuDNN's; llm-foundry's default was a Triton FlashAttention of 2022. Else version 2."""
 MONTHS = ["jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"]
 
 
@@ -91,10 +95,11 @@ def read_row(row: Mapping[str, str], own: Iterable[Accelerator] = ()) -> Reading
         sequence_parallel=tp > 1 and (sequence in ("1", "true", "yes") if sequence else not old),
         dtype=kind, context="ulysses" if "ulysses" in notes.lower() else "ring",
         fused_attention=not old, dropout=old,
-        native_attention=tpu or bool(NATIVE.search(row.get("source_ref", "") + notes)),
+        attention_version=3 if tpu else _kernels(row.get("source_ref", ""), notes),
         compiled=not ("eager" in notes.lower() or ("FSDP" in notes and "compile" not in notes.lower() and not tpu)),
         overlap_tp="async" in notes.lower() or tpu or (not old and stage < 3), overlap_dp=not old,
-        overlap_ep="overlap on" in notes.lower(),
+        # Blank: pipelines hide an exchange that leaves the scale-up domain behind another micro-batch (DualPipe).
+        overlap_ep="overlap on" in notes.lower() or (pp > 1 and ep > chip.scaleup_domain and not old),
         hybrid=bool(re.search("in slice|hybrid", row.get("zero", "").lower())),
         gradient_bytes=2.0 if tpu or (old and kind == "fp16") else 4.0,
     )  # fmt: skip
@@ -102,7 +107,7 @@ def read_row(row: Mapping[str, str], own: Iterable[Accelerator] = ()) -> Reading
     if per_rank:
         micro = [1]
     keeps = _kept(row.get("recompute", ""), stage)
-    chunks = _chunks(row.get("vp", ""), model, pp)
+    chunks = _chunks(row.get("vp", ""), notes.lower(), model, pp)
     plans = []
     for size, keep, parts in product(micro, keeps, chunks):
         schedule = "interleaved" if parts > 1 else "1f1b"
@@ -181,13 +186,21 @@ def _date(source: str) -> tuple[int, int]:
     return min(dates, default=(9999, 1))
 
 
+def _kernels(source: str, notes: str) -> int:
+    """Version of the attention kernels; a source of before version 2 (arXiv:2307.08691) has version 1."""
+    for version, software in KERNELS:
+        if software.search(source + notes):
+            return version
+    return 1 if _date(source) < (2023, 7) else 2
+
+
 def _kept(text: str, zero: int) -> list[frozenset[str]]:
     """What a row's `recompute` means; blank: nothing, or the least that fits."""
     said = re.sub(r"\(.*?\)", "", text).strip().lower()
     selective = frozenset({"half"}) if zero >= 3 else frozenset({"attention"})
     if said in ("", "unknown", "nan"):
         cheap = frozenset({"attention", "experts_activation", "pointwise"})
-        return [frozenset(), selective, cheap, frozenset({"full"})]
+        return [frozenset(), selective, cheap, cheap | {"latents"}, frozenset({"full"})]
     if said in ("none", "no", "0", "false"):
         return [frozenset()]
     if said.startswith("full"):
@@ -197,7 +210,7 @@ def _kept(text: str, zero: int) -> list[frozenset[str]]:
     if said.startswith("selective"):
         return [selective]
     words = {
-        "core_attn": "attention", "mla_up_proj": "projections", "mlp": "feed_forward", "moe": "experts",
+        "core_attn": "attention", "mla_up_proj": "latents", "mlp": "feed_forward", "moe": "experts",
         "moe_act": "experts_activation", "layernorm": "pointwise", "minimal": "pointwise", "attention": "attention",
     }  # fmt: skip
     parts = {words[word] for word in re.split(r"[+,; ]+", said) if word in words}
@@ -212,8 +225,8 @@ def _kept(text: str, zero: int) -> list[frozenset[str]]:
     return [frozenset(parts)]
 
 
-def _chunks(text: str, model: Model, pp: int) -> list[int]:
-    """Model chunks a pipeline rank; blank: one, or as many as help."""
+def _chunks(text: str, notes: str, model: Model, pp: int) -> list[int]:
+    """Model chunks a pipeline rank; blank: what the notes' schedule says, else one, or as many as help."""
     if pp == 1:
         return [1]
     number = optional_number(text)
@@ -221,9 +234,11 @@ def _chunks(text: str, model: Model, pp: int) -> list[int]:
         return [int(number)]
     most = max(1, model.depth // pp)
     # Uneven cuts give the first and the last chunk a layer less, in whose place embedding and loss stand.
-    even = [size for size in range(1, most + 1) if -model.depth % (pp * size) <= 2]
+    even = [size for size in range(1, most + 1) if -model.depth % (pp * size) <= max(2, model.depth // 16)]
     even = even if 1 in even else [1, *even]
-    if text.strip().startswith(">1"):
+    if re.search(r"\b1f1b|gpipe", notes) and "interleaved" not in notes:
+        return [1]
+    if text.strip().startswith(">1") or "interleaved" in notes:
         return [size for size in even if size > 1] or [2]
     return even
 

@@ -18,6 +18,7 @@ Goal = Literal["time", "price", "energy"]
 KEEP: tuple[frozenset[str], ...] = (
     frozenset(),
     frozenset({"attention", "pointwise", "experts_activation"}),
+    frozenset({"attention", "pointwise", "experts_activation", "latents"}),
     frozenset({"full"}),
 )
 """What may be recomputed, from nothing to all; a plan takes the least that fits."""
@@ -93,7 +94,7 @@ def layouts(model: Model, cluster: Cluster, job: Job) -> Iterator[Plan]:
                     plan = Plan(
                         seq=job.seq, global_batch=job.global_batch, micro_batch=size, dp=dp, tp=tp, pp=pp, cp=cp, ep=ep,
                         zero=zero, chunks=chunks, schedule=schedule, sequence_parallel=tp > 1, dtype=job.dtype,
-                        native_attention=True, overlap_tp=True,
+                        attention_version=3, overlap_tp=True,
                     )  # fmt: skip
                     if not refusals(plan, model, count):
                         yield plan
@@ -144,6 +145,28 @@ def search(model: Model, cluster: Cluster, job: Job, goal: Goal = "time", top: i
     return Search(tuple(sorted(found, key=key)[:top]), tried, unfit)
 
 
+def scaling(
+    model: Model, cluster: Cluster, job: Job, most: int, goal: Goal = "time"
+) -> list[tuple[int, Step | None]]:  # fmt: skip
+    """The best plan on 1, 2, 4, ... times the cluster up to `most` accelerators; None where the model does not fit.
+
+    The global batch is the same everywhere, so that the runs are the same run: the job's, or `most` where it is less.
+
+    Raises:
+        HardwareError: a mixed fleet, which has no multiples.
+    """
+    same = Job(job.seq, max(job.global_batch, most), job.dtype, job.fixed)
+    curve: list[tuple[int, Step | None]] = []
+    count = cluster.count
+    while count <= most:
+        try:
+            curve.append((count, search(model, cluster.resized(count), same, goal, top=1).steps[0]))
+        except UnfitError:
+            curve.append((count, None))
+        count *= 2
+    return curve
+
+
 def _nearest(model: Model, cluster: Cluster, job: Job) -> str:
     """Why no layout is legal, and the legal one that changes least of what was fixed."""
     fixed = dict(job.fixed)
@@ -165,7 +188,7 @@ def _unfit(model: Model, cluster: Cluster, job: Job, tightest: tuple[float, Plan
     over, plan = tightest
     text = (
         f"{model.name or 'The model'} does not fit on {cluster}: the tightest layout, {plan}, needs "
-        f"{over / GIB:.1f} GiB a rank, {(over - usable) / GIB:.1f} GiB more than the {usable / GIB:.1f} GiB that can be used."
+        f"{over / GIB:.1f} GiB a rank, {(over - usable) / GIB:.1f} GiB more than the {usable / GIB:.1f} GiB usable."
     )
     if len(cluster.groups) > 1:
         return text

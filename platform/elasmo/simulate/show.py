@@ -41,6 +41,25 @@ def plans_table(model: Model, cluster: Cluster, found: Search) -> Table:
     return table
 
 
+def scaling_table(model: Model, cluster: Cluster, curve: list[tuple[int, Step | None]]) -> Table:
+    """The best plan for each number of accelerators. Every number in it is simulated."""
+    table = Table(title=f"{model.name or 'model'} on {cluster.groups[0].chip.name}, simulated, the same global batch")
+    for name in ("accelerators", "layout", "step", "tokens/s", "of linear", "MFU", "J/token", "$/M tokens"):
+        table.add_column(name, justify="left" if name == "layout" else "right")
+    base: float | None = None
+    for count, step in curve:
+        if step is None:
+            table.add_row(f"{count:,}", "does not fit", "", "", "", "", "", "")
+            continue
+        base = base or step.tokens_per_s_each
+        table.add_row(
+            f"{count:,}", str(step.plan), f"{step.seconds:.2f} s", f"{step.tokens_per_s:,.0f}",
+            f"{step.tokens_per_s_each / base:.1%}", f"{step.mfu:.1%}", _known(step.joules_per_token, "{:.3g}"),
+            _known(step.usd_per_mtoken, "{:.3g}"),
+        )  # fmt: skip
+    return table
+
+
 def explanation_lines(model: Model, cluster: Cluster, step: Step) -> list[str]:
     """What binds a plan, and the best changes."""
     made = explain(model, step, cluster)

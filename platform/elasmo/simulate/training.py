@@ -266,7 +266,7 @@ def _on_group(
         spent["bubble"] = max(0.0, length - ideal)
     spent["gradients"] = _gradients(model, plan, rank, worst, made)
     spent["optimizer"] = _optimizer(model, plan, rank)
-    spent["host"] = calibration.step_s + calibration.micro_batch_s * m * plan.chunks
+    spent["host"] = calibration.step_s + calibration.micro_batch_s * m
     domains = plan.world / max(1, min(plan.world, group.up.domain))
     spent["straggling"] = calibration.straggle * math.log2(max(1.0, domains)) * sum(spent.values())
     return {name: value for name, value in spent.items() if value > 0}, timeline
@@ -280,6 +280,8 @@ def _gradients(model: Model, plan: Plan, rank: Rank, worst: int, made: Sequence[
     dense, experts = rank_parameters(model, plan, worst)
     shown = 0.0
     share = model.trained_parameters / model.parameters
+    # One chunk: only the last micro-batch's pass hides it. More: the other chunks' passes of a round do.
+    rounds = 0.8 * max(1.0, min(plan.micro_batches, plan.pp) * (plan.chunks - 1) / plan.chunks)
     for own, span in (
         (dense, Span(plan.dp * plan.cp, plan.tp)),
         (experts, Span(plan.expert_ranks, plan.tp * plan.ep)),
@@ -290,8 +292,8 @@ def _gradients(model: Model, plan: Plan, rank: Rank, worst: int, made: Sequence[
             if not plan.overlap_dp:
                 shown += scatter + gather
                 continue
-            hide_b = sum(made[c * plan.pp + worst].seconds[1] for c in range(plan.chunks)) * 0.8
-            hide_f = sum(made[c * plan.pp + worst].seconds[0] for c in range(plan.chunks)) * 0.8
+            hide_b = sum(made[c * plan.pp + worst].seconds[1] for c in range(plan.chunks)) * rounds
+            hide_f = sum(made[c * plan.pp + worst].seconds[0] for c in range(plan.chunks)) * rounds
             for moved, hide in ((scatter, hide_b), (gather, hide_f)):
                 shown += max(0.0, moved - hide) + busy * min(moved, hide)
     return shown

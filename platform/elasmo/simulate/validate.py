@@ -50,13 +50,13 @@ def tables_in(folder: Path | None) -> list[dict[str, str]]:
     for path in sorted(folder.glob("T*.csv")):
         with path.open(newline="") as file:
             rows = [{key: value or "" for key, value in row.items() if key} for row in csv.DictReader(file)]
-        found += [row for row in rows if "row_id" in row and "n_gpu" in row]
+        found += [{"source_id": path.stem, **row} for row in rows if "n_gpu" in row and "seq_len" in row]
     return found
 
 
-def time_points(rows: Sequence[Measured]) -> list[Point]:
+def time_points(rows: Sequence[Measured], fitted: tuple[Calibration, Slopes, list] | None = None) -> list[Point]:
     """Each row predicted without its source, or without its hardware type where its kind has too few sources."""
-    found = fit(rows)
+    found = fitted or fit(rows)
     chosen = found[2]
     points: list[Point] = []
     dense = sorted({row.source for row in rows if not row.experts})
@@ -259,11 +259,11 @@ def _line(quantity: str, name: str, held: str, own: Score) -> str:
     )
 
 
-def validate(folder: Path | None = None) -> list[Point]:
-    """All points of the training model, from a folder of tables or from those that ship."""
+def validate(folder: Path | None = None, fitted: tuple[Calibration, Slopes, list] | None = None) -> list[Point]:
+    """All points of the training model, from a folder of tables or from those that ship; `fitted` saves the fit."""
     rows = tables_in(folder)
     return [
-        *time_points(measured_steps(rows)),
+        *time_points(measured_steps(rows), fitted),
         *memory_points(rows),
         *state_points(),
         *product_points(),
