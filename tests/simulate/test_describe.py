@@ -134,3 +134,10 @@ def test_an_unknown_name_is_refused() -> None:
 def test_a_window_bounds_the_layers_that_have_it() -> None:
     model: Model = known_model("GPT-OSS-120B")
     assert [layer.attention.window for layer in model.layers[:2]] == [128, None]
+
+
+def test_many_experts_are_not_as_wide_as_the_dense_layers_that_a_row_states() -> None:
+    """A row with DeepSeek-V3's dense width and no width of experts: 671 B parameters, not 4.6 T."""
+    row = {"layers": "61", "hidden": "7168", "heads": "128", "ffn": "18432", "experts": "256", "topk": "8",
+           "vocab": "129280"}  # fmt: skip
+    assert from_shape(row).parameters / 1e9 == pytest.approx(671, rel=0.06)

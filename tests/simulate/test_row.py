@@ -5,7 +5,7 @@ import pytest
 from elasmo.simulate.accelerator import HardwareError
 from elasmo.simulate.model import ModelError
 from elasmo.simulate.plan import PlanError
-from elasmo.simulate.published import read_table
+from elasmo.simulate.published import CellError, read_table
 from elasmo.simulate.row import RowError, measured_seconds, predict_row, read_row
 
 ROW = next(row for row in read_table("T06_torchtitan_llama3_h100_h200") if row["row_id"] == "T06-01")
@@ -45,7 +45,10 @@ def test_a_blank_is_unknown_and_still_predicted(column: str) -> None:
         ({"n_gpu": ""}, RowError, "n_gpu is blank"),
         ({"layers": ""}, ModelError, "layers is blank"),
         ({"heads": "3"}, ModelError, "heads=3 must divide"),
-        ({"tp": "1.5"}, RowError, "tp=1.5 must be a whole number"),
+        ({"tp": "1.5"}, CellError, "tp=1.5 must be a whole number"),
+        ({"pp": "4x"}, CellError, "pp=4x must be a whole number"),
+        ({"layers": "inf"}, CellError, "layers=inf must be"),
+        ({"layers": "1e9"}, ModelError, "layers=1000000000 must be from 1 to 10000"),
         ({"recompute": "everything"}, RowError, "recompute=everything is not known"),
         ({"ep": "8"}, PlanError, "ep=8 needs a model with experts"),
     ],

@@ -20,7 +20,7 @@ from elasmo.simulate.model import (
     Tower,
     decoder,
 )
-from elasmo.simulate.published import optional_number, read_table
+from elasmo.simulate.published import optional_number, read_table, whole_number
 
 
 def from_config(config: ModelConfig, vocab: int, name: str = "", frozen: tuple[str, ...] = ()) -> Model:
@@ -253,8 +253,7 @@ def from_shape(row: Mapping[str, str]) -> Model:
     """
 
     def whole(key: str) -> int | None:
-        value = optional_number(row.get(key))
-        return None if value is None else int(value)
+        return whole_number(row, key)
 
     needed = {key: whole(key) for key in ("layers", "hidden")}
     if needed["hidden"]:
@@ -269,6 +268,13 @@ def from_shape(row: Mapping[str, str]) -> Model:
     expert_width = whole("moe_ffn") or ffn
     if ffn is None:
         ffn = 4 * hidden
+    shared_experts = whole("shared_experts")
+    if whole("moe_ffn") is None and (experts_count or 0) >= 32 and ffn > 2 * hidden:
+        # Many experts as wide as a dense network would be absurd: `ffn` is that of the dense layers, which is chosen to
+        # be as wide as what a token passes: its experts, and mostly one that all share (DeepSeek-V3, Kimi K2, Qwen3).
+        wide = (whole("topk") or 1) + (1 if shared_experts is None else shared_experts)
+        expert_width = ffn // wide
+        shared_experts = wide - (whole("topk") or 1)
     stated = {key: int(value) for key, value in re.findall(r"(\w+) ?= ?(\d+)", notes)}
     attention = None
     if "kv_lora_rank" in stated:
@@ -307,7 +313,7 @@ def from_shape(row: Mapping[str, str]) -> Model:
                 experts = None
                 if routed:
                     each = FeedForward(int(expert_width or ffn), bool(gated))
-                    shared = (whole("shared_experts") or 0) * each.width
+                    shared = (shared_experts or 0) * each.width
                     experts = Experts(int(experts_count or 0), whole("topk") or 1, each, shared)
                 candidates.append(
                     decoder(

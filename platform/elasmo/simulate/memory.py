@@ -157,7 +157,8 @@ def _on_rank(model: Model, plan: Plan, rank: int) -> Memory:
     working = 0.0
     if plan.full_recompute and layers:
         whole = plan.having(recompute=frozenset())
-        working = layer_activation_bytes(model.hidden, layers[0], whole, plan.tokens, plan.seq)
+        # The layer that is computed again, and the gradients of what it holds.
+        working = 2 * layer_activation_bytes(model.hidden, layers[0], whole, plan.tokens, plan.seq)
     gathered = 0.0
     if plan.zero >= 3 and not plan.gathers:
         gathered = (HALF + plan.gradient_bytes) * (dense + experts)

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
+MOST_LAYERS = 10_000
+"""More is a slip of the pen, and would fill the memory of the machine that plans."""
+
 
 class ModelError(ValueError):
     """A description of a model that is incomplete or contradicts itself, in a sentence."""
@@ -322,7 +325,11 @@ def decoder(
     Raises:
         ModelError: heads that do not divide what they must.
     """
+    if not 1 <= layers <= MOST_LAYERS:
+        raise ModelError(f"layers={layers} must be from 1 to {MOST_LAYERS}.")
     kv = kv_heads or heads
+    if min(hidden, heads, ffn, vocab, kv) < 1:
+        raise ModelError(f"hidden={hidden}, heads={heads}, kv_heads={kv}, ffn={ffn}, vocab={vocab} must be positive.")
     if heads % kv:
         raise ModelError(f"kv_heads={kv} must divide heads={heads}.")
     if head_dim is None and hidden % heads:

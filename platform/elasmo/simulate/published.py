@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import math
+from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
 
@@ -18,12 +20,36 @@ def _rows(stem: str) -> tuple[dict[str, str], ...]:
     return tuple({key: value or "" for key, value in row.items() if key} for row in csv.DictReader(text.splitlines()))
 
 
+UNKNOWN = {"", "nan", "none", "null", "unknown", "n/a", "na", "-", "?"}
+"""Cells that say nothing."""
+
+
+class CellError(ValueError):
+    """A cell that is no number where one belongs."""
+
+
 def optional_number(text: str | None) -> float | None:
-    """A cell as a number; None where it is blank or is none."""
+    """A cell as a finite number; None where it is blank or is none."""
     try:
-        return float((text or "").replace(",", "").replace("_", ""))
+        number = float((text or "").replace(",", "").replace("_", ""))
     except ValueError:
         return None
+    return number if math.isfinite(number) else None
+
+
+def whole_number(row: Mapping[str, str], key: str) -> int | None:
+    """A cell as a whole number from 0; None where it is blank or says that it is unknown.
+
+    Raises:
+        CellError: anything else.
+    """
+    text = (row.get(key) or "").strip()
+    if text.lower() in UNKNOWN:
+        return None
+    number = optional_number(text)
+    if number is None or number < 0 or number != int(number):
+        raise CellError(f"{key}={text} must be a whole number, or blank where it is not known.")
+    return int(number)
 
 
 def scored(row: dict[str, str]) -> bool:

@@ -17,11 +17,11 @@ from elasmo.simulate.cluster import Cluster, group
 from elasmo.simulate.describe import from_shape
 from elasmo.simulate.model import Model
 from elasmo.simulate.plan import Plan, PlanError, refusals
-from elasmo.simulate.published import optional_number
+from elasmo.simulate.published import optional_number, whole_number
 from elasmo.simulate.training import Step, fits, simulate_step
 
-FUSED_ATTENTION = (2022, 6)
-"""Month after which a source may have used fused attention: Dao et al., arXiv:2205.14135."""
+FUSED_ATTENTION = (2022, 12)
+"""Month after which a source is taken to have fused attention: half a year after Dao et al., arXiv:2205.14135."""
 KERNELS = (
     (3, re.compile(r"megatron|nemo|transformer.?engine|cudnn|flash.?attention.?3|\bfa3\b|splash", re.IGNORECASE)),
     (1, re.compile(r"llm-foundry|flash.?attention.?1|\bfa1\b|triton", re.IGNORECASE)),
@@ -56,10 +56,7 @@ def read_row(row: Mapping[str, str], own: Iterable[Accelerator] = ()) -> Reading
     """
 
     def whole(key: str) -> int | None:
-        number = optional_number(row.get(key))
-        if number is not None and (number < 0 or number != int(number)):
-            raise RowError(f"{key}={row[key]} must be a whole number.")
-        return None if number is None else int(number)
+        return whole_number(row, key)
 
     notes = row.get("notes", "")
     model = from_shape(row)
