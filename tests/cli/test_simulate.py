@@ -70,3 +70,11 @@ def test_serve_refuses_in_a_sentence(
 ) -> None:
     assert run(monkeypatch, "simulate", "serve", "Llama-3.1-8B", "--on", "4xH100", *options) == 2
     assert sentence in capsys.readouterr().err
+
+
+def test_serve_finds_the_rate_that_meets_the_objective(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    load = "poisson:rate=8,prompt=950,output=60,media=1,count=100"
+    assert run(monkeypatch, "simulate", "serve", "Qwen3-VL-8B", "--on", "1xH100", "--load", load, "--goodput") == 0
+    assert "requests/s" in capsys.readouterr().out

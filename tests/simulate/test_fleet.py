@@ -171,3 +171,14 @@ def test_a_fleet_says_what_it_lacks() -> None:
         Fleet(CUT, Replicas(1, 0))
     with pytest.raises(FleetError, match="no requests"):
         serve(ONE, [])
+
+
+def test_media_are_encoded_before_the_first_token_and_once() -> None:
+    seeing = replace(
+        ONE, deployment=Deployment(served_model("Qwen3-VL-8B").model, accelerator("H100"), step_tokens=512)
+    )
+    plain, seen = (serve(seeing, [Request(0.0, 950, 2, (), media)]) for media in (0.0, 1.0))
+    clock = StepClock(seeing.deployment, CONSTANTS)
+    encoder = clock.step(0, 0, 512, 0, 1.0) - clock.step(0, 0, 512, 0, 0.0)
+    assert encoder > 1e-3
+    assert seen.jobs[0].first_s - plain.jobs[0].first_s == pytest.approx(encoder)

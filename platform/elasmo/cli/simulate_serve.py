@@ -20,8 +20,8 @@ def serve(
         str,
         typer.Option(
             "--load",
-            help="poisson:rate=4,prompt=1000,output=200[,count=,prompt_cv=,output_cv=], bursts:...,size=20, or a trace "
-            ".csv (Azure) or .jsonl (Mooncake)[,rate=,length=,count=].",
+            help="poisson:rate=4,prompt=1000,output=200[,count=,prompt_cv=,output_cv=,media=], bursts:...,size=20, or "
+            "a trace .csv (Azure) or .jsonl (Mooncake)[,rate=,length=,count=].",
         ),
     ] = "poisson:rate=4,prompt=1000,output=200",
     tp: Annotated[int, typer.Option(help="Accelerators of a replica that share each layer.")] = 1,
@@ -33,6 +33,9 @@ def serve(
     split: Annotated[str, typer.Option(help="Replicas as PREFILL+DECODE, such as 2+6; co-located when left out.")] = "",
     compare: Annotated[
         bool, typer.Option("--compare", help="Serve co-located and with the best split, and say what changes.")
+    ] = False,
+    find_goodput: Annotated[
+        bool, typer.Option("--goodput", help="The fastest this load may come with 90 % within the objective.")
     ] = False,
     ttft: Annotated[float, typer.Option(help="Objective: seconds to the first token.")] = 2.0,
     tpot: Annotated[float, typer.Option(help="Objective: seconds a later token.")] = 0.1,
@@ -57,10 +60,10 @@ def serve(
     from elasmo.simulate.engine_kind import engine_kind
     from elasmo.simulate.fleet import Fleet, FleetError
     from elasmo.simulate.fleet import serve as run
-    from elasmo.simulate.load import parse_load
+    from elasmo.simulate.load import parse_load, scaled
     from elasmo.simulate.pool_planner import Replicas, proportional
     from elasmo.simulate.served_model import model_named
-    from elasmo.simulate.serving_report import Objective, summarise
+    from elasmo.simulate.serving_report import Objective, goodput, summarise
     from elasmo.simulate.serving_report import compare as compare_pools
 
     own, _ = load_hardware(hardware) if hardware is not None else ([], None)
@@ -95,6 +98,18 @@ def serve(
             typer.echo(json.dumps({**shown, "split": split, "tried": found.tried}))
         else:
             typer.echo(_comparison(found, objective))
+        return
+    if find_goodput:
+        factor = goodput(fleet, lambda speed: scaled(requests, speed), objective)
+        rate = factor * len(requests) / max(requests[-1].arrival_s, 1e-9)
+        if as_json:
+            typer.echo(json.dumps({"speed": factor, "requests_s": rate}))
+        else:
+            typer.echo(_title(fleet, served.note))
+            typer.echo(
+                f"{rate:.4g} requests/s, {factor:.3g} times this load's arrivals, keep {objective.attainment:.0%} of "
+                f"requests within TTFT {ttft:g} s and TPOT {tpot:g} s."
+            )
         return
     report = summarise(run(fleet, requests), objective)
     if as_json:

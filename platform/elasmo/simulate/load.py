@@ -26,12 +26,14 @@ class Request:
 
     Attributes:
         blocks: ids of its prompt's blocks of BLOCK_TOKENS tokens; equal ids mean equal prefixes. Empty: not known.
+        media: that are encoded before its prompt, whose tokens are in it.
     """
 
     arrival_s: float
     prompt_tokens: int
     output_tokens: int
     blocks: tuple[int, ...] = ()
+    media: float = 0.0
 
 
 def poisson(
@@ -140,12 +142,13 @@ def scaled(requests: Sequence[Request], rate: float = 1.0, length: float = 1.0) 
             max(1, round(each.prompt_tokens * length)),
             max(1, round(each.output_tokens * length)),
             each.blocks if length == 1.0 else (),
+            each.media,
         )
         for each in requests
     ]
 
 
-NUMBERS = ("rate", "count", "prompt", "output", "size", "prompt_cv", "output_cv")
+NUMBERS = ("rate", "count", "prompt", "output", "size", "prompt_cv", "output_cv", "media")
 
 
 def parse_load(text: str, seed: int = 0) -> list[Request]:
@@ -163,13 +166,15 @@ def parse_load(text: str, seed: int = 0) -> list[Request]:
         if lacking:
             raise LoadError(f"load={text} lacks {', '.join(lacking)}; such as {kind}:rate=4,prompt=1000,output=200.")
         count = int(given.pop("count", 1000))
+        media = given.pop("media", 0.0)
         rate, prompt, output = (given.pop(name) for name in ("rate", "prompt", "output"))
         if kind == "poisson":
             if "size" in given:
                 raise LoadError("size belongs to bursts; poisson has none.")
-            return poisson(rate, count, prompt, output, seed=seed, **given)
-        size = int(given.pop("size", 20))
-        return bursts(rate, count, prompt, output, size=size, seed=seed, **given)
+            made = poisson(rate, count, prompt, output, seed=seed, **given)
+        else:
+            made = bursts(rate, count, prompt, output, size=int(given.pop("size", 20)), seed=seed, **given)
+        return [replace(each, media=media) for each in made] if media else made
     name, _, rest = text.partition(",")
     path, given = Path(name), _pairs(rest, ("rate", "length", "count"))
     if path.suffix not in (".csv", ".jsonl"):

@@ -52,6 +52,7 @@ class Segment:
     decode: int
     chunks: list[tuple[Job, int]] = field(default_factory=list)
     pairs: float = 0.0
+    media: float = 0.0
 
     def spent(self, steps: int) -> float:
         """Seconds of the first `steps`."""
@@ -176,17 +177,18 @@ class Replica:
 
     def _mixed(self, now: float) -> Segment:
         budget = max(1, self.clock.deployment.step_tokens - self.running)
-        chunks, pairs = [], 0.0
+        chunks, pairs, media = [], 0.0, 0.0
         for job in self.prefilling:
             take = min(job.to_compute, budget)
             if take <= 0:
                 break
             chunks.append((job, take))
+            media += job.request.media if job.done == job.cached else 0.0  # encoded before its first tokens
             pairs += take * (job.done + take / 2)
             budget -= take
         tokens = sum(take for _, take in chunks)
-        time = self.clock.step(self.running, self.context, tokens, pairs)
-        return Segment(now, time, 0.0, 1, self.running, chunks, pairs)
+        time = self.clock.step(self.running, self.context, tokens, pairs, media)
+        return Segment(now, time, 0.0, 1, self.running, chunks, pairs, media)
 
     def _decoding(self, now: float) -> Segment:
         batch = self.running
@@ -233,7 +235,7 @@ class Replica:
         tokens = sum(take for _, take in segment.chunks)
         middle = self.context + batch * (steps - 1) / 2
         self.busy_s += now - segment.start_s
-        self.joules += steps * self.clock.joules(batch, middle, tokens, segment.pairs)
+        self.joules += steps * self.clock.joules(batch, middle, tokens, segment.pairs, segment.media)
         if batch:
             self._count(segment, now)
             self.counter += steps
