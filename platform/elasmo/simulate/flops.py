@@ -27,7 +27,8 @@ def forward_flops(model: Model, seq: int, causal: bool = True) -> float:
             wide = experts.top_k * experts.each.width + experts.shared_width
             weights += (3 if experts.each.gated else 2) * model.hidden * wide + model.hidden * experts.count
         if layer.cross is not None:
-            weights += layer.cross.parameters(model.hidden)
+            # Keys and values are of a few latents, not of every token.
+            weights += layer.cross.parameters(model.hidden) - 2 * model.hidden**2
         attention += 2 * own.heads * (own.head_dim + own.value_dim) * pairs(seq, seq, causal, own.window) / seq
     return 2 * (weights + model.hidden * model.vocab) + attention
 

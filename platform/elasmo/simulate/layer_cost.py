@@ -45,8 +45,9 @@ def layer_cost(rank: Rank, hidden: int, layer: Layer, plan: Plan, tokens: float,
     experts = _experts(rank, hidden, layer, plan, tokens)
     points = _pointwise(rank, hidden, layer, plan, tokens)
     exchange = _tensor_parallel(rank, hidden, layer, plan, tokens)
+    crossed = _cross(rank, hidden, layer, plan, tokens)
     forward, backward = ZERO, ZERO
-    for part in (attention, projections, wide, experts, points, exchange):
+    for part in (attention, projections, wide, experts, points, exchange, crossed):
         forward, backward = forward + part[0], backward + part[1]
     if plan.full_recompute:
         return LayerCost(forward, backward, forward)
@@ -206,9 +207,22 @@ def _pointwise(rank: Rank, hidden: int, layer: Layer, plan: Plan, tokens: float)
         moved *= rank.operators.calibration.eager
         kernels *= 3
     seconds = rank.operators.stream(HALF * moved, kernels)
-    if layer.cross is not None:
-        seconds *= 1.5
     return Cost(pointwise=seconds), Cost(pointwise=2 * seconds)
+
+
+def _cross(rank: Rank, hidden: int, layer: Layer, plan: Plan, tokens: float) -> tuple[Cost, Cost]:
+    """A block that attends to media: queries and output of every token, its feed-forward network, two more norms.
+
+    Keys and values are of a few latents, and so are the scores: neither is counted.
+    """
+    block = layer.cross
+    if block is None:
+        return ZERO, ZERO
+    inner = max(1, hidden // plan.tp)
+    query, out = _product(rank, plan, tokens, inner, hidden), _product(rank, plan, tokens, hidden, inner)
+    wide = _feed_forward(rank, hidden, block.feed_forward, plan, tokens)
+    plain = _pointwise(rank, hidden, Layer(layer.attention, block.feed_forward), plan, tokens)
+    return query[0] + out[0] + wide[0] + plain[0], query[1] + out[1] + wide[1] + plain[1]
 
 
 def _tensor_parallel(rank: Rank, hidden: int, layer: Layer, plan: Plan, tokens: float) -> tuple[Cost, Cost]:

@@ -102,6 +102,10 @@ def layer_activation_bytes(hidden: int, layer: Layer, plan: Plan, tokens: float,
     if part is not None and "feed_forward" not in plan.recompute:
         wide = part.width * ((2 if part.gated else 1) + kept_points)
         bytes_ += tokens * HALF * wide / t
+    if layer.cross is not None:
+        block = layer.cross.feed_forward
+        wide = block.width * ((2 if block.gated else 1) + kept_points)
+        bytes_ += tokens * (base / spread + HALF * (2 * hidden + wide) / t)
     experts = layer.experts
     if experts is not None and "experts" not in plan.recompute:
         routed = tokens * experts.top_k / (1 if plan.expert_tp else t)
