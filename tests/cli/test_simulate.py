@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import sys
 from pathlib import Path
 
@@ -35,3 +36,45 @@ def test_predict_without_a_file_is_refused_in_a_sentence(
 ) -> None:
     assert run(monkeypatch, "simulate", "predict") == 2
     assert "give its path" in capsys.readouterr().err
+
+
+def test_serve_compares_pools_in_one_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    load = "poisson:rate=20,prompt=2000,output=100,count=200"
+    assert run(monkeypatch, "simulate", "serve", "Llama-3.1-8B", "--on", "4xH100", "--load", load, "--compare") == 0
+    shown = capsys.readouterr().out
+    assert "co-located" in shown and "Apart against co-located: TPOT median" in shown and "ITL p99 -" in shown
+
+
+def test_serve_prints_numbers_for_machines(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    load = "bursts:rate=5,prompt=500,output=50,count=50,size=5"
+    command = ("simulate", "serve", "Llama-3.1-8B", "--on", "2xH100", "--split", "1+1", "--load", load, "--json")
+    assert run(monkeypatch, *command) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["requests"] == 50 and found["ttft_s"]["p50"] > 0 and found["moved_gb"] > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (("--split", "1+1"), "must be PREFILL+DECODE replicas that add up to 4"),
+        (("--tp", "3"), "must divide the model's 32 attention heads"),
+        (("--engine", "steam"), "engine=steam is not known"),
+        (("--load", "poisson:rate=4"), "lacks prompt, output"),
+        (("--routing", "luck"), "routing=luck is not known"),
+    ],
+)
+def test_serve_refuses_in_a_sentence(
+    options: tuple[str, ...], sentence: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "simulate", "serve", "Llama-3.1-8B", "--on", "4xH100", *options) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_serve_finds_the_rate_that_meets_the_objective(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    load = "poisson:rate=8,prompt=950,output=60,media=1,count=100"
+    assert run(monkeypatch, "simulate", "serve", "Qwen3-VL-8B", "--on", "1xH100", "--load", load, "--goodput") == 0
+    assert "requests/s" in capsys.readouterr().out

@@ -24,6 +24,7 @@ VERBS = (
     "forecast",
     "star",
     "train",
+    "checkpoint",
     "publish",
     "serve",
     "chat",
@@ -37,8 +38,6 @@ VERBS = (
     "config",
     "doctor",
 )
-GROUPS = ("checkpoint",)
-"""Verbs that have verbs of their own, a file each: `cli/checkpoint_ls.py` is `elasmo checkpoint ls`."""
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -91,9 +90,11 @@ def _options(
 def _register() -> None:
     for verb in VERBS:
         name = verb.replace("-", "_")
-        app.command(verb)(getattr(importlib.import_module(f"elasmo.cli.{name}"), name))
-    for group in GROUPS:
-        app.add_typer(getattr(importlib.import_module(f"elasmo.cli.{group}"), group), name=group)
+        found = getattr(importlib.import_module(f"elasmo.cli.{name}"), name)
+        if isinstance(found, typer.Typer):  # a verb with verbs of its own
+            app.add_typer(found, name=verb)
+        else:
+            app.command(verb)(found)
 
 
 _register()

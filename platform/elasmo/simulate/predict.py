@@ -8,6 +8,7 @@ from pathlib import Path
 
 from elasmo.simulate.accelerator import GIB, Accelerator
 from elasmo.simulate.calibration import Calibration
+from elasmo.simulate.predict_serving import is_serving, predict_serving
 from elasmo.simulate.row import predict_row
 
 COLUMNS = (
@@ -56,7 +57,7 @@ def predict_table(source: Path, own: Iterable[Accelerator] = ()) -> list[dict[st
         raise TableError(f"{source} cannot be read as CSV: {error}.") from None
     if not rows:
         raise TableError(f"{source} has no rows; give a CSV with a header and the columns of the training tables.")
-    return [{**row, **predict(row, own=own)} for row in rows]
+    return [{**row, **(predict_serving(row) if is_serving(row) else predict(row, own=own))} for row in rows]
 
 
 def write_table(rows: list[dict[str, str]], out: Path) -> None:
