@@ -45,9 +45,9 @@ def test_it_prints_chances_reasons_and_suggestions(tmp_path: Path) -> None:
 
 def test_json_holds_the_numbers(tmp_path: Path) -> None:
     record(tmp_path, *[False] * 6)
-    (found,) = json.loads(run(str(tmp_path), "--json", "--deadline", "1e-3"))
+    (found,) = json.loads(run(str(tmp_path), "--json", "--deadline", "1e-6"))
     (stage,) = found["stages"]
-    assert found["dataset"] == "pets" and found["limits"]["seconds"] == 1e-3
+    assert found["dataset"] == "pets" and found["limits"]["seconds"] == 1e-6
     assert (stage["stage"], stage["runs"], stage["unknown"]) == ("silver", 6, None)
     assert stage["overtime"]["value"] > 0.5 and 0 < stage["fails"]["value"] < 0.1
     assert stage["seconds"]["low"] < stage["seconds"]["expected"] < stage["seconds"]["high"]
