@@ -36,7 +36,7 @@ from elasmo.data.stream import TRAIN, PlanDataConfig, direct, from_shard, make_p
 from elasmo.model.encoded import Encoded
 from elasmo.parallel import planner
 
-MICRO_BATCH, STEPS = 16, 30
+MICRO_BATCH, STEPS = 16, 111
 Loader = Callable[[], Iterator[int]]
 """Yields the rows of each micro-batch as it arrives."""
 
