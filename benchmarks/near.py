@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from elasmo.data.language import language_of
-from elasmo.data.near import Likeness, Pictures, Texts, first_near
-from elasmo.data.picture_hash import picture_hash
-from elasmo.data.text_hash import text_hash
+from elasmo.content.language import language_of
+from elasmo.content.near import Likeness, Pictures, Texts, first_near
+from elasmo.content.picture_hash import picture_hash
+from elasmo.content.text_hash import text_hash
 
 ROUNDS = 3
 

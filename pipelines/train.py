@@ -7,8 +7,8 @@ from pathlib import Path
 from elasmo.cli.main import mistake
 from elasmo.config import dump, load
 from elasmo.data.gold import GoldError
-from elasmo.data.ingest import ingest
 from elasmo.data.stream import open_gold
+from elasmo.ingest.ingest import ingest
 from elasmo.train import fit
 
 

@@ -16,11 +16,25 @@ LIBRARY = ROOT / "platform" / "elasmo"
 FLOORS = (
     {"config"},
     {"model", "measure"},
-    {"parallel", "data", "engine", "simulate"},
-    {"train", "serve"},
+    {"parallel", "engine", "simulate", "stages", "content"},
+    {"data"},
+    {"sources", "train", "serve"},
+    {"ingest"},
+    {"warehouse"},
     {"cli"},
 )
-WITHOUT_RAY = {"config", "model", "measure", "engine", "simulate"}
+WITHOUT_RAY = {
+    "config",
+    "model",
+    "measure",
+    "content",
+    "stages",
+    "engine",
+    "simulate",
+    "sources",
+    "ingest",
+    "warehouse",
+}
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 
 

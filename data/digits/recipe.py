@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from elasmo.data.draft import Draft, Ref, Turn
-from elasmo.data.source import SilverRows
+from elasmo.sources.source import SilverRows
 
 from . import handwriting, questions, speech
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from elasmo.data.source import SourceError
+from elasmo.sources.source import SourceError
 
 BESIDE = Path(__file__).parent / "tuxpaint-stamps"
 INSTALLED = Path("/usr/share/tuxpaint/stamps")

@@ -10,9 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from elasmo.data.contract import load_contract
 from elasmo.data.draft import Draft, Ref, Turn
-from elasmo.data.source import SilverRows
+from elasmo.sources.contract import load_contract
+from elasmo.sources.source import SilverRows
 
 from . import media, package, questions
 from .package import Recording

@@ -9,9 +9,9 @@ from typer.testing import CliRunner
 
 from elasmo.cli.main import app
 from elasmo.config import Config
-from elasmo.data.ingest import ingest
 from elasmo.data.manifest import SnapshotError
-from tests.data.conftest import config, pets  # noqa: F401
+from elasmo.ingest.ingest import ingest
+from tests.pets import config, pets  # noqa: F401
 
 
 def test_the_latest_snapshot_of_a_layer_is_exported_and_an_absent_one_refused(

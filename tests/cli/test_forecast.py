@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,8 @@ from typer.testing import CliRunner
 from elasmo.cli.forecast import warning
 from elasmo.cli.main import app, mistake
 from elasmo.data.manifest import SnapshotError
-from elasmo.data.stage_ledger import Ledger, at_part
-from tests.data.conftest import good_rows, write_dataset
+from elasmo.stages.stage_ledger import Ledger, at_part
+from tests.pets import good_rows, write_dataset
 
 
 def record(lake: Path, *bad: bool, synthetic: bool = False) -> None:
@@ -22,6 +23,7 @@ def record(lake: Path, *bad: bool, synthetic: bool = False) -> None:
         try:
             with Ledger(lake, "pets", synthetic).stage("silver", 100, 10_000):
                 at_part("pets-00000.parquet", 50, 5_000)
+                time.sleep(0.003)
                 at_part("pets-00001.parquet", 50, 5_000)
                 if fails:
                     raise ValueError("pets-00001.parquet is cut")
@@ -45,9 +47,9 @@ def test_it_prints_chances_reasons_and_suggestions(tmp_path: Path) -> None:
 
 def test_json_holds_the_numbers(tmp_path: Path) -> None:
     record(tmp_path, *[False] * 6)
-    (found,) = json.loads(run(str(tmp_path), "--json", "--deadline", "1e-6"))
+    (found,) = json.loads(run(str(tmp_path), "--json", "--deadline", "1e-3"))
     (stage,) = found["stages"]
-    assert found["dataset"] == "pets" and found["limits"]["seconds"] == 1e-6
+    assert found["dataset"] == "pets" and found["limits"]["seconds"] == 1e-3
     assert (stage["stage"], stage["runs"], stage["unknown"]) == ("silver", 6, None)
     assert stage["overtime"]["value"] > 0.5 and 0 < stage["fails"]["value"] < 0.1
     assert stage["seconds"]["low"] < stage["seconds"]["expected"] < stage["seconds"]["high"]

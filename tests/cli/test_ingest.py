@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from elasmo.cli.main import app
-from elasmo.data.contract import ContractError
-from tests.data.conftest import good_rows, write_dataset
+from elasmo.sources.contract import ContractError
+from tests.pets import good_rows, write_dataset
 
 
 def test_it_prints_snapshots_rows_refusals_and_the_next_command(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typer.testing import CliRunner
 
 from elasmo.cli.main import app
-from tests.data.conftest import good_rows, png, write_dataset
+from tests.pets import good_rows, png, write_dataset
 
 
 def test_the_exit_status_says_whether_something_would_be_refused(tmp_path: Path) -> None:

@@ -9,9 +9,9 @@ from typer.testing import CliRunner
 
 from elasmo.cli.main import app
 from elasmo.config import load
-from elasmo.data.ingest import ingest
-from elasmo.data.preview_cards import PreviewError
-from tests.data.conftest import good_rows, write_dataset
+from elasmo.ingest.ingest import ingest
+from elasmo.ingest.preview_cards import PreviewError
+from tests.pets import good_rows, write_dataset
 
 
 def test_the_page_holds_the_rows_asked_for(tmp_path: Path) -> None:

@@ -10,10 +10,10 @@ import pytest
 from typer.testing import CliRunner
 
 from elasmo.cli.main import app, mistake
-from elasmo.data.gate import GateError
 from elasmo.data.manifest import SnapshotError
-from tests.data.conftest import good_rows, write_dataset
-from tests.data.test_gate_keeper import farm
+from elasmo.ingest.gate import GateError
+from tests.ingest.test_gate_keeper import farm
+from tests.pets import good_rows, write_dataset
 
 
 class Page(HTMLParser):

@@ -12,7 +12,7 @@ import pytest
 from elasmo.cli.main import main
 from elasmo.cli.report import commands, lineage_of
 from elasmo.config import load
-from elasmo.data.ingest import ingest
+from elasmo.ingest.ingest import ingest
 from elasmo.measure.run_folder import read
 
 

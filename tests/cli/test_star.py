@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 
 from elasmo.cli.main import app, mistake
 from elasmo.data.manifest import SnapshotError
-from elasmo.data.source import SourceError
-from tests.data.conftest import good_rows, write_dataset
-from tests.data.shop import shop
+from elasmo.sources.source import SourceError
+from tests.pets import good_rows, write_dataset
+from tests.warehouse.shop import shop
 
 
 def run(*words: str) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.test_report import elasmo
-from tests.data.conftest import config, pets  # noqa: F401
+from tests.pets import config, pets  # noqa: F401
 from tests.train.test_trace import run  # noqa: F401
 
 

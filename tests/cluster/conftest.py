@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from elasmo.config import Config, load
-from elasmo.data.ingest import ingest
+from elasmo.ingest.ingest import ingest
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = (

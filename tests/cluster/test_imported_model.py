@@ -11,8 +11,8 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from elasmo.config import ConfigError, EngineConfig, LimitsConfig, ServeConfig, load
 from elasmo.data.gold import GoldError
-from elasmo.data.ingest import ingest
 from elasmo.engine.sampling import SamplingParams
+from elasmo.ingest.ingest import ingest
 from elasmo.model import published
 from elasmo.model.hugging_face import export_model, import_model
 from elasmo.model.sample import Message, Text
@@ -22,8 +22,8 @@ from elasmo.train.driver import fit
 from elasmo.train.local_cluster import LocalCluster
 from elasmo.train.publication import publish
 from elasmo.train.run_folder import events
-from tests.data.conftest import write_dataset
 from tests.model.test_imported_processor import CHATML, plain, tokenizer
+from tests.pets import write_dataset
 
 ANSWERS = ["zero", "one", "two"]
 

@@ -11,14 +11,14 @@ import pytest
 from elasmo.config import Config, load
 from elasmo.data.gold import Gold
 from elasmo.data.gold_mixture import SHIFT
-from elasmo.data.ingest import ingest
 from elasmo.data.stream import make_plan, open_gold
+from elasmo.ingest.ingest import ingest
 from elasmo.train import TrainError, fit
 from elasmo.train.local_cluster import LocalCluster
 from elasmo.train.run_folder import events, read_summary
 from elasmo.train.trace import trace_step
 from tests.cluster.conftest import TINY
-from tests.data.conftest import line, png, write_dataset
+from tests.pets import line, png, write_dataset
 
 ONE = ("train.workers.max=1", "train.eval_every=100", "train.checkpoint_every=6", "train.steps=12")
 

@@ -17,14 +17,14 @@ from ray._private.internal_api import get_memory_info_reply, get_state_from_addr
 
 from elasmo.config import Config, load
 from elasmo.data.gold import Gold, GoldError, GoldRow
-from elasmo.data.ingest import ingest
 from elasmo.data.stream import TRAIN, PlanDataConfig, decode_slots, from_block, from_shard, make_plan, open_gold
 from elasmo.data.stream import _block as block_of
+from elasmo.ingest.ingest import ingest
 from elasmo.parallel import planner
 from elasmo.train import ray_adapter
 from tests.cluster.conftest import TINY
 from tests.cluster.test_stream import Window
-from tests.data.conftest import line, png, write_dataset
+from tests.pets import line, png, write_dataset
 
 MB = 1 << 20
 LARGE = "model.vision={hidden: 16, layers: 1, heads: 2, ffn: 32, image_size: 512, patch: 64, channels: 3}"

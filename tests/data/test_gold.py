@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from elasmo.config import Config
 from elasmo.data.gold import Gold, GoldError, GoldRowError, pack_messages, unpack_messages
 from elasmo.data.index import MODULES
-from elasmo.data.ingest import ingest
+from elasmo.ingest.ingest import ingest
 from elasmo.model.sample import Audio, Image, Message, Table, Text
 from elasmo.model.tokenizer import AUDIO, IMAGE, TABLE
-from tests.data.conftest import png, wav
+from tests.pets import png, wav
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ import pytest
 from elasmo.config import Config, ConfigError, load
 from elasmo.data.gold import Gold, GoldError
 from elasmo.data.gold_mixture import SHIFT, GoldMixture, local, open_mixture
-from elasmo.data.ingest import ingest
 from elasmo.data.stream import direct, make_plan, open_gold
-from tests.data.conftest import good_rows, write_dataset
+from elasmo.ingest.ingest import ingest
+from tests.pets import good_rows, write_dataset
 
 TRAIN = ["train.global_batch=8", "train.micro_batch=2"]
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from elasmo.config import Config
-from elasmo.data.ingest import ingest
 from elasmo.data.lineage import lineage
 from elasmo.data.manifest import SnapshotError, manifest_hash
+from elasmo.ingest.ingest import ingest
 
 
 def test_the_chain_goes_from_gold_to_the_files_it_came_from(pets: Path, config: Config) -> None:

@@ -15,10 +15,10 @@ import pytest
 
 from elasmo.config import Config, load
 from elasmo.data.gold import Gold
-from elasmo.data.ingest import ingest
 from elasmo.data.openlineage_events import LineageEvents, LineageEventsError
-from elasmo.data.source import SourceError
-from tests.data.conftest import config, pets  # noqa: F401
+from elasmo.ingest.ingest import ingest
+from elasmo.sources.source import SourceError
+from tests.pets import config, pets  # noqa: F401
 
 
 def to(config: Config, target: object) -> Config:  # noqa: F811

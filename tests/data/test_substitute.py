@@ -11,10 +11,10 @@ import pytest
 
 from elasmo.config import Config, load
 from elasmo.data.gold import Gold, GoldRow, GoldRowError
-from elasmo.data.ingest import ingest
 from elasmo.data.plan import slot_digest, step_receipt
 from elasmo.data.stream import decode_slots, direct, from_block, make_plan, open_gold
 from elasmo.data.substitute import TRIES, read_or_substitute, substitutes
+from elasmo.ingest.ingest import ingest
 from tests.data.test_plan import make_index
 
 

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from elasmo.config import Config, load
-from elasmo.data.ingest import ingest
 from elasmo.data.plan import StepPlan
 from elasmo.data.stream import open_gold
+from elasmo.ingest.ingest import ingest
 from elasmo.model.stores import StoreError
 from elasmo.train.run_folder import LogReader, check_receipts, checkpoint_root, create, events, write_summary
-from tests.data.conftest import config, pets  # noqa: F401
 from tests.data.test_plan import make_index
+from tests.pets import config, pets  # noqa: F401
 
 
 def write(folder: Path, *lines: object) -> None:

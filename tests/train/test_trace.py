@@ -10,11 +10,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from elasmo.config import Config, dump, load
-from elasmo.data.ingest import ingest
 from elasmo.data.stream import make_plan, open_gold
+from elasmo.ingest.ingest import ingest
 from elasmo.train.trace import TraceError, find_event, trace_evaluation, trace_step
-from tests.data.conftest import config, pets  # noqa: F401
 from tests.data.test_gold_mixture import two  # noqa: F401
+from tests.pets import config, pets  # noqa: F401
 
 STEPS = 5
 

@@ -16,14 +16,14 @@ import pytest
 
 from elasmo.config import Config
 from elasmo.data.gold import Gold
-from elasmo.data.ingest import ingest
-from tests.data.conftest import config, good_rows, line, pets, write_dataset  # noqa: F401
+from elasmo.ingest.ingest import ingest
+from tests.pets import config, good_rows, line, pets, write_dataset  # noqa: F401
 
 ROOT = Path(__file__).resolve().parents[2]
 INGEST = """
 import sys
 from elasmo.config import load
-from elasmo.data.ingest import ingest
+from elasmo.ingest.ingest import ingest
 print("begun", flush=True)
 print(ingest(load(None, [f"data.lake={sys.argv[2]}", "data.vocab_size=300"], {}), sys.argv[1]).gold, flush=True)
 """

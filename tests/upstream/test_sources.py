@@ -9,8 +9,8 @@ from typing import Any
 from elasmo.config import Config
 from elasmo.data.gold import Gold
 from elasmo.data.plan import StepPlan
-from tests.data.test_tables import parts, write_tar
-from tests.data.twelve import contract, ingested, twelve
+from tests.sources.test_tables import parts, write_tar
+from tests.sources.twelve import contract, ingested, twelve
 
 RENAME = {"__key__": "key", "png": "picture", "txt": "caption", "cls": "species"}
 

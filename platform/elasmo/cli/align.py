@@ -25,12 +25,12 @@ def align(
     from rich.table import Table
 
     from elasmo.config import load
-    from elasmo.data.align import accept as write
-    from elasmo.data.align import propose
-    from elasmo.data.check import Checks
-    from elasmo.data.contract import load_contract
-    from elasmo.data.source import SourceError
-    from elasmo.data.tables import TablesSource
+    from elasmo.sources.align import accept as write
+    from elasmo.sources.align import propose
+    from elasmo.sources.check import Checks
+    from elasmo.sources.contract import load_contract
+    from elasmo.sources.source import SourceError
+    from elasmo.sources.tables import TablesSource
 
     config = load(config_file, list(overrides or ()))
     contract = load_contract(dataset)

@@ -114,7 +114,7 @@ class _Clock:
 
 
 def _ingest(config: Config, console: Console) -> None:
-    from elasmo.data.ingest import ingest
+    from elasmo.ingest.ingest import ingest
 
     result = ingest(config, Path(config.data.dataset))
     for split, rows in result.modalities.items():

@@ -29,8 +29,8 @@ def export_iceberg(
 ) -> None:
     """Export an ingested dataset to Iceberg tables; a snapshot that they hold already is not copied again."""
     from elasmo.config import load
-    from elasmo.data.iceberg import export, local_catalog, named_catalog
     from elasmo.data.manifest import SnapshotError, latest, open_snapshot
+    from elasmo.ingest.iceberg import export, local_catalog, named_catalog
 
     config = load(config_file, list(overrides or ()))
     lake, name = Path(config.data.lake), dataset.resolve().name

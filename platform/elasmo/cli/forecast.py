@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from elasmo.config import Config
-    from elasmo.data.failure_rate import Chance
-    from elasmo.data.forecast import Limits, StageForecast
-    from elasmo.data.suggestion import Suggestion
+    from elasmo.stages.failure_rate import Chance
+    from elasmo.stages.forecast import Limits, StageForecast
+    from elasmo.stages.suggestion import Suggestion
 
 WARNS_AT, SURELY = 0.25, 0.1
 """`elasmo ingest` warns of a stage that is so likely to go wrong, if the interval begins at the second or above."""
@@ -57,11 +57,11 @@ def forecast(
     from rich.console import Console
 
     from elasmo.config import load
-    from elasmo.data.forecast import Limits, telling
-    from elasmo.data.forecast import forecast as foretell
-    from elasmo.data.memory_watch import machine_bytes
-    from elasmo.data.stage_run import read_ledger
-    from elasmo.data.suggestion import suggest
+    from elasmo.stages.forecast import Limits, telling
+    from elasmo.stages.forecast import forecast as foretell
+    from elasmo.stages.memory_watch import machine_bytes
+    from elasmo.stages.stage_run import read_ledger
+    from elasmo.stages.suggestion import suggest
 
     changes = list(overrides or ())
     if target is not None and "=" in str(target):  # `elasmo forecast data.lake=x`: no dataset was given
@@ -94,11 +94,11 @@ def forecast(
 
 def warning(lake: Path, dataset: str) -> str | None:
     """One line where the next ingestion is likely to go wrong on this machine, else None."""
-    from elasmo.data.forecast import Limits
-    from elasmo.data.forecast import forecast as foretell
-    from elasmo.data.memory_watch import machine_bytes
-    from elasmo.data.stage_run import read_ledger
     from elasmo.measure import units
+    from elasmo.stages.forecast import Limits
+    from elasmo.stages.forecast import forecast as foretell
+    from elasmo.stages.memory_watch import machine_bytes
+    from elasmo.stages.stage_run import read_ledger
 
     made = foretell(read_ledger(lake, dataset), Limits(memory_bytes=machine_bytes()))
     likely = [(s.bad, s.stage) for s in made if s.bad and s.bad.value >= WARNS_AT and s.bad.low >= SURELY]
@@ -113,9 +113,9 @@ def warning(lake: Path, dataset: str) -> str | None:
 
 def _datasets(target: Path | None, config: Config) -> tuple[Path, list[str]]:
     """The lake and its datasets that are meant."""
-    from elasmo.data.contract import CONTRACT_FILE
     from elasmo.data.manifest import SnapshotError
-    from elasmo.data.stage_run import datasets_of
+    from elasmo.sources.contract import CONTRACT_FILE
+    from elasmo.stages.stage_run import datasets_of
 
     lake = Path(config.data.lake)
     given = target if target is not None else Path(config.data.dataset)
@@ -139,8 +139,8 @@ def _show(
     limits: Limits,
     machine: bool,
 ) -> None:
-    from elasmo.data.forecast import MIN_RUNS
     from elasmo.measure import units
+    from elasmo.stages.forecast import MIN_RUNS
 
     memory = units.UNKNOWN if limits.memory_bytes is None else units.byte_size(limits.memory_bytes)
     deadline = "no deadline" if limits.seconds is None else f"a deadline of {units.seconds(limits.seconds)} a stage"

@@ -12,7 +12,7 @@ from elasmo.cli.options import ConfigFile, Overrides
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from elasmo.data.ingest import IngestResult
+    from elasmo.ingest.ingest import IngestResult
 
 REASONS_SHOWN = 8
 
@@ -33,9 +33,9 @@ def ingest(
 
     from elasmo.cli.forecast import warning
     from elasmo.config import load
-    from elasmo.data.ingest import LayerResult
-    from elasmo.data.ingest import ingest as ingest_folder
     from elasmo.data.manifest import Layer
+    from elasmo.ingest.ingest import LayerResult
+    from elasmo.ingest.ingest import ingest as ingest_folder
 
     changes = list(overrides or ())
     if dataset is not None and "=" in str(dataset):  # `elasmo ingest data.vocab_size=400`: no folder was given

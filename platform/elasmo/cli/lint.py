@@ -19,7 +19,7 @@ def lint(
     from collections import Counter
 
     from elasmo.config import load
-    from elasmo.data.lint import lint as check
+    from elasmo.ingest.lint import lint as check
 
     findings = check(dataset, load(config_file, list(overrides or ())).data.limits)
     for finding in findings:

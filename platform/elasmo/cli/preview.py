@@ -31,8 +31,8 @@ def preview(
 ) -> None:
     """Write rows of an ingested dataset, and some that were refused, as one HTML page."""
     from elasmo.config import load
-    from elasmo.data.preview import preview as make
-    from elasmo.data.preview import render
+    from elasmo.ingest.preview import preview as make
+    from elasmo.ingest.preview import render
 
     config = load(config_file, list(overrides or ()))
     name = dataset.resolve().name if str(dataset) in (".", "..") else dataset.name

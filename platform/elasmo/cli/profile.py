@@ -13,7 +13,7 @@ from elasmo.cli.options import ConfigFile, Overrides
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from elasmo.data.profile import ColumnProfile, TableProfile
+    from elasmo.ingest.profile import ColumnProfile, TableProfile
 
 FOUND_SHOWN = 3
 
@@ -39,8 +39,8 @@ def profile(
     from rich.console import Console
 
     from elasmo.config import load
-    from elasmo.data.gate_keeper import profile_of, report_of
     from elasmo.data.manifest import SnapshotError, latest, open_snapshot
+    from elasmo.ingest.gate_keeper import profile_of, report_of
 
     changes = list(overrides or ())
     if dataset is not None and "=" in str(dataset):  # `elasmo profile data.lake=x`: no dataset was given
@@ -67,7 +67,7 @@ def profile(
         for sentence in [*report.sentences("block"), *report.sentences("warn")]:
             console.print(f"  {sentence}", style="yellow", markup=False, highlight=False, soft_wrap=True)
     if html is not None:
-        from elasmo.data.profile_page import render
+        from elasmo.ingest.profile_page import render
 
         html.parent.mkdir(parents=True, exist_ok=True)
         html.write_text(render(made, report), encoding="utf-8")

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from elasmo.config import Config
-    from elasmo.data.relation import Relation
-    from elasmo.data.star import Star
+    from elasmo.warehouse.relation import Relation
+    from elasmo.warehouse.star import Star
 
 
 def star(
@@ -51,11 +51,11 @@ def star(
     from rich.console import Console
 
     from elasmo.config import load
-    from elasmo.data.relation import spooled
-    from elasmo.data.source import SourceError
-    from elasmo.data.star import propose_star
-    from elasmo.data.star_build import build
-    from elasmo.data.star_sql import ddl as as_sql
+    from elasmo.sources.source import SourceError
+    from elasmo.warehouse.relation import spooled
+    from elasmo.warehouse.star import propose_star
+    from elasmo.warehouse.star_build import build
+    from elasmo.warehouse.star_sql import ddl as as_sql
 
     relations = _relations(source, load(config_file, list(overrides or ())), layer, list(tables or ()))
     known = {f"{relation.name}.{column}" for relation in relations for column in relation.columns}
@@ -83,8 +83,8 @@ def star(
 
 def _relations(source: str, config: Config, layer: Literal["bronze", "silver"], tables: list[str]) -> list[Relation]:
     from elasmo.data.manifest import SnapshotError, latest, open_snapshot
-    from elasmo.data.relation import database_relations, snapshot_relations
-    from elasmo.data.source import SourceError
+    from elasmo.sources.source import SourceError
+    from elasmo.warehouse.relation import database_relations, snapshot_relations
 
     if "://" in source:
         return database_relations(source, Path.cwd(), tables)

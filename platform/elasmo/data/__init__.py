@@ -1,1 +1,1 @@
-"""From a dataset folder to rows that training can name: layers, splits, lineage, the step plan and its streams."""
+"""What a training run reads: snapshots and gold, lineage, the step plan, and the streams of its rows."""

@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from elasmo.data.stage_ledger import at_part
+from elasmo.stages.stage_ledger import at_part
 
 Layer = Literal["bronze", "silver", "gold", "quarantine"]
 FORMAT = 1

@@ -1,0 +1,1 @@
+"""What a picture, a recording or a text tells of itself: hashes that find near ones, languages, patterns, sketches."""

@@ -1,0 +1,1 @@
+"""Facts and dimensions proposed for the tables of a lake or a database."""
