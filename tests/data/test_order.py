@@ -38,7 +38,7 @@ def test_a_place_in_a_far_epoch_is_found_from_its_own_epoch_alone() -> None:
     walk = order(10_000, shard_rows=100, window=4)
     shuffles: list[tuple[int, int]] = []
     make = walk._make_shuffled
-    walk._shuffled = lambda epoch, window, shards: (shuffles.append((epoch, window)), make(epoch, window, shards))[1]  # type: ignore[assignment]
+    walk._shuffled = lambda epoch, window: (shuffles.append((epoch, window)), make(epoch, window))[1]  # type: ignore[assignment]
     walk.take(10_000 * 5_000_000 + 1234, 16)
     assert {epoch for epoch, _ in shuffles} == {5_000_000}
     assert len(shuffles) <= 2

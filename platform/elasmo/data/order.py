@@ -39,22 +39,23 @@ class ShardOrder:
         parts: list[NDArray[np.int64]] = []
         while count > 0:
             epoch, offset = divmod(first, self.rows)
-            starts, windows = self._windows(epoch)
+            starts, _ = self._windows(epoch)
             window = int(np.searchsorted(starts, offset, side="right")) - 1
             inside = offset - int(starts[window])
-            parts.append(self._shuffled(epoch, window, windows[window])[inside : inside + count])
+            parts.append(self._shuffled(epoch, window)[inside : inside + count])
             first, count = first + len(parts[-1]), count - len(parts[-1])
         return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
 
-    def _make_windows(self, epoch: int) -> tuple[NDArray[np.int64], tuple[tuple[int, ...], ...]]:
-        """First place of each window of the epoch, and its shards."""
+    def _make_windows(self, epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """First place of each window of the epoch, and the order of all shards."""
         order = self._random(epoch, 0).permutation(len(self._start) - 1)
         heads = np.arange(0, len(order), self.window_shards)
         sizes = np.add.reduceat(np.diff(self._start)[order], heads)
-        windows = tuple(tuple(order[head : head + self.window_shards].tolist()) for head in heads)
-        return np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.int64), windows
+        return np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.int64), order
 
-    def _make_shuffled(self, epoch: int, window: int, shards: tuple[int, ...]) -> NDArray[np.int64]:
+    def _make_shuffled(self, epoch: int, window: int) -> NDArray[np.int64]:
+        order = self._windows(epoch)[1]
+        shards = order[window * self.window_shards : (window + 1) * self.window_shards]
         rows = np.concatenate([np.arange(self._start[s], self._start[s + 1]) for s in shards])
         return self._random(epoch, 1 + window).permutation(rows)
 
