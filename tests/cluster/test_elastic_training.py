@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -121,8 +122,6 @@ def test_the_summary_tells_the_run(lost: Lost) -> None:
 
 def resume(lost: Lost, name: str, tmp_path: Path, *overrides: str) -> RunResult:
     """A run taken up at a copy of the killed run's last checkpoints."""
-    import shutil
-
     shutil.copytree(lost.folder / "checkpoints", tmp_path / name / "checkpoints")
     config = load(
         None,
@@ -140,28 +139,18 @@ def resume(lost: Lost, name: str, tmp_path: Path, *overrides: str) -> RunResult:
     return fit(config, run_id=name)
 
 
-def test_a_missing_shard_stops_the_run_at_once_and_is_named(lost: Lost, tmp_path: Path) -> None:
+def test_a_missing_shard_in_the_only_checkpoint_stops_the_run_at_once_and_is_named(lost: Lost, tmp_path: Path) -> None:
     newest = sorted((lost.folder / "checkpoints").iterdir())[-1]
     name = sorted(newest.glob("*.safetensors"))[0].name
-    import shutil
-
-    shutil.copytree(lost.folder / "checkpoints", tmp_path / "damaged" / "checkpoints")
+    shutil.copytree(newest, tmp_path / "damaged" / "checkpoints" / newest.name)
     (tmp_path / "damaged" / "checkpoints" / newest.name / name).unlink()
-    config = load(
-        None,
-        [
-            *TINY,
-            f"data.lake={lost.config.data.lake}",
-            f"train.storage={tmp_path}",
-            "train.steps=42",
-            "train.workers.max=1",
-        ],
-        {},
-    )
-    with pytest.raises(TrainError, match=rf"{name} is missing; it holds tensor"):
+    overrides = [f"data.lake={lost.config.data.lake}", f"train.storage={tmp_path}", "train.steps=42"]
+    config = load(None, [*TINY, *overrides, "train.workers.max=1"], {})
+    with pytest.raises(TrainError, match=rf"No checkpoint of the run is whole: .*{name} is missing; it holds tensor"):
         fit(config, run_id="damaged")
     assert json.loads((tmp_path / "damaged" / "run.json").read_text())["status"] == "failed"
     assert len(events(tmp_path / "damaged", "attempt")) == 1
+    assert (tmp_path / "damaged" / "checkpoints" / newest.name / "manifest.json").is_file()
 
 
 def test_a_run_goes_on_from_its_last_checkpoint(lost: Lost, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from elasmo.data.plan import step_receipt
-from elasmo.train.ledger import Ledger, RankStep
+from elasmo.train.ledger import Ledger, RankStep, Restored
 
 PLAN = {"dp": 2, "global_batch": 8, "micro_batch": 4, "slots": 2, "parameters": 10}
 
@@ -69,7 +69,7 @@ def test_a_resize_states_phases_steps_redone_and_samples_returned() -> None:
     ledger.failed(7.5, "again")
     ledger.group_started(9.0)
     ledger.begin(10.0, 1, 3, {**PLAN, "dp": 1}, ("n0",))
-    ledger.restored(10.5, 2, 1234)
+    ledger.restored(10.5, 2, Restored(1234, "memory", 0.001))
     events = ledger.rank_step(11.0, 2, 0, report(4, {0: "a4", 1: "b4"}))
     resize, step = events
     assert resize["event"] == "resize" and step["event"] == "step"
@@ -110,3 +110,18 @@ def test_a_second_resize_does_not_inherit_the_first_ones_times() -> None:
     resize = two_ranks(ledger, 3, 3, 11.0)[0]
     assert resize["measured_from"] == "last committed step"
     assert resize["seconds"]["detect"] == 5.0
+
+
+def test_a_resize_that_fell_back_names_the_refused_checkpoint_and_redoes_more() -> None:
+    ledger = Ledger()
+    ledger.begin(0.0, 2, 0, PLAN, ("n0", "n1"))
+    for step in range(1, 6):
+        two_ranks(ledger, 1, step, float(step))
+    ledger.begin(10.0, 2, 4, PLAN, ("n0", "n1"))
+    event = ledger.fell_back(2, 4, "a flipped byte in tensor 'w'", 2)
+    assert (event["refused_step"], event["to_step"], event["steps_to_redo"]) == (4, 2, 3)
+    ledger.restored(10.5, 2, Restored(99, "storage", 0.1))
+    resize, step = two_ranks(ledger, 2, 3, 12.0)
+    assert (resize["restored_step"], resize["steps_redone"], resize["samples_returned"]) == (2, 3, 24)
+    assert resize["refused_checkpoints"] == [{"step": 4, "reason": "a flipped byte in tensor 'w'"}]
+    assert step["step"] == 3

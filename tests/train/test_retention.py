@@ -95,3 +95,19 @@ def test_a_step_that_is_written_again_is_replaced_in_one_step_and_leaves_no_file
     place = root.child("step-000001")
     assert torch.equal(FragmentReader(place).tensor("w"), values)
     assert len(place.files()) == len(old) == 2 and set(place.files()) - old
+
+
+def test_a_checkpoint_that_was_set_aside_counts_no_more_and_drives_no_whole_one_out(root: Store) -> None:
+    for step in (1, 2):
+        save(root, step)
+    damaged = root.child("step-000002")
+    retention.set_aside(damaged)
+    assert names(root) == ["step-000001"]
+    # Of one that stays the newest of the files goes on to be kept, and one put forgives it.
+    assert retention.prune(root, 1, set()) == [] and any(name.endswith(".safetensors") for name in damaged.files())
+    damaged.put(MANIFEST, bytes(damaged.read(retention.DAMAGED)))
+    FragmentReader(damaged).verify()
+    retention.set_aside(damaged)
+    save(root, 2)
+    assert names(root) == ["step-000001", "step-000002"] and retention.DAMAGED not in damaged.files()
+    retention.set_aside(root.child("step-000009"))  # nothing there

@@ -85,8 +85,8 @@ def control_config(config: Config, folder: Path, last_step: int, world: int) -> 
 
 
 def losses(folder: Path) -> dict[int, float]:
-    """Loss of each committed step, the last attempt of a step counting."""
-    return {event["step"]: event["loss"] for event in events(folder, "step")}
+    """Loss of each committed step, the last attempt of a step counting; not one that was not finite."""
+    return {event["step"]: event["loss"] for event in events(folder, "step") if event["loss"] is not None}
 
 
 def tokens_per_s(folder: Path) -> dict[str, float]:

@@ -62,13 +62,21 @@ class TrainProgress:
     def _show(self, event: dict[str, Any]) -> None:
         kind = event["event"]
         if kind == "step":
+            loss = "not finite" if event["loss"] is None else f"{event['loss']:.3f}"
             line = (
-                f"step {event['step']}/{self._steps}  loss {event['loss']:.3f}  "
+                f"step {event['step']}/{self._steps}  loss {loss}  "
                 f"{event['tokens'] / event['seconds']['step']:,.0f} tok/s  ranks {event['world']}"
             )
             self._bar.update(self._task, completed=event["step"], line=line)
             if not self._console.is_terminal and event["step"] % self._every == 0:
                 self._console.print(f"  {line}")
+            if "skipped" in event:
+                self._console.print(f"  step {event['step']} skipped: {event['skipped']['reason']}")
+        elif kind == "fallback":
+            onto = "none is left" if event["to_step"] is None else f"on from step {event['to_step']}"
+            self._console.print(f"  checkpoint of step {event['refused_step']} refused, {onto}: {event['reason']}")
+        elif kind == "fault":
+            self._console.print(f"  back to a checkpoint at step {event['step']}: {event['reason']}")
         elif kind == "eval":
             accuracy = ", ".join(f"{name} {value:.3f}" for name, value in event["accuracy"].items())
             self._console.print(f"  step {event['step']}: held-out accuracy {accuracy}")

@@ -144,6 +144,51 @@ class LoraConfig(Section):
     targets: tuple[str, ...] = Field(("q_proj", "v_proj"), min_length=1, description="names of the decoder's matrices")
 
 
+OnFault = Literal["stop", "skip", "rollback"]
+
+
+class FaultsConfig(Section):
+    """What a step with wrong numbers, on any rank, leads to on all of them."""
+
+    on_non_finite: OnFault = Field(
+        "stop", description="of a loss or gradient norm; skip: the optimizer does not move; rollback: to a checkpoint"
+    )
+    spike_z: PositiveFloat | None = Field(
+        None, description="robust deviations above the last losses that make one a spike, such as 10; off when null"
+    )
+    on_spike: OnFault = "skip"
+    window: Annotated[int, Field(ge=8)] = Field(64, description="losses that a spike is measured against")
+    max_skips: Annotated[int, Field(ge=0)] = Field(
+        10, description="steps that a run may skip, also after rollbacks; the next fault stops it"
+    )
+    checksum_every: Positive | None = Field(
+        None, description="steps between comparisons of the parameters that ranks have copies of; off when null"
+    )
+    on_corruption: Literal["stop", "restore"] = Field(
+        "stop", description="restore: from the newest checkpoint that was written before copies were last equal"
+    )
+
+
+class MemoryConfig(Section):
+    """Checkpoints in the object stores of the cluster, between those in storage."""
+
+    every: Positive | None = Field(None, description="steps between copies into memory; none when null")
+    budget_mb: Positive = Field(256, description="object store of a node that they may fill; two checkpoints must fit")
+    copies: Annotated[int, Field(ge=1, le=2)] = Field(2, description="nodes that hold each one")
+
+
+class ChaosConfig(Section):
+    """A fault on purpose, before a step of one rank."""
+
+    step: Positive
+    rank: Annotated[int, Field(ge=0)] = 0
+    do: Literal["kill", "freeze", "nan", "flip", "corrupt"] = Field(
+        description="to the process, to its losses, to a bit of one of its weights, or to the newest checkpoint"
+    )
+    attempt: Positive = Field(1, description="life of the worker group in which it happens")
+    seconds: Seconds = Field(30.0, description="how long it is frozen")
+
+
 class TrainConfig(Section):
     """Optimisation and elasticity. The global batch is `global_batch` samples in slots of `micro_batch`."""
 
@@ -195,6 +240,9 @@ class TrainConfig(Section):
     checkpoint_timeout_s: Seconds = Field(
         600.0, description="how long a rank's writer waits for the slowest rank's before the run restarts"
     )
+    memory: MemoryConfig = MemoryConfig()
+    faults: FaultsConfig = FaultsConfig()
+    chaos: tuple[ChaosConfig, ...] = Field((), description="faults on purpose, for drills")
     storage: str = "runs"
     workers: WorkersConfig = WorkersConfig()
     log: LogConfig = LogConfig()
@@ -215,6 +263,8 @@ class TrainConfig(Section):
             raise ValueError(f"micro_batch={self.micro_batch} must divide global_batch={self.global_batch}")
         if self.zero_stage == 0 and self.dtype == "bfloat16":
             raise ValueError("zero_stage=0 has no checkpoints under dtype=bfloat16; use zero_stage 1, 2 or 3")
+        if self.zero_stage == 3 and self.faults.checksum_every is not None:
+            raise ValueError("faults.checksum_every has nothing to compare under zero_stage=3; use 0, 1 or 2")
         needed = {"none": 0, "optimizer": 1, "all": 3}[self.offload]
         if self.zero_stage < needed:
             raise ValueError(f"offload={self.offload} needs zero_stage {needed} or more, not {self.zero_stage}")

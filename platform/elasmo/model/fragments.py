@@ -28,10 +28,16 @@ FORMAT = 2
 WEIGHT = "weight"
 MANIFEST = "manifest.json"
 VERIFY_BYTES = 8 << 20
+ADVICE = "; restore the file or use another step."
+"""How the sentence of a damaged file ends."""
 
 
 class CheckpointError(ValueError):
     """A checkpoint that is absent, incomplete or damaged, named by file and tensor."""
+
+
+class DamagedCheckpoint(CheckpointError):
+    """What should be there is not, or is not what was written; another checkpoint of the run may do."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +107,7 @@ def read_manifest(folder: str | Path | Store) -> Manifest:
     """The manifest of a committed checkpoint.
 
     Raises:
-        CheckpointError: there is none, or it is not one of ours, or was altered.
+        DamagedCheckpoint: there is none, or it is not one of ours, or was altered.
     """
     store = open_store(folder)
     path = f"{store.url}/{MANIFEST}"
@@ -110,13 +116,13 @@ def read_manifest(folder: str | Path | Store) -> Manifest:
         manifest = parse_manifest(raw)
         known = raw.pop("sha256") == _own_sha256(raw)
     except (FileNotFoundError, NotADirectoryError):
-        raise CheckpointError(f"{store.url} has no {MANIFEST}: it is not a committed checkpoint; name one.") from None
+        raise DamagedCheckpoint(f"{store.url} has no {MANIFEST}: it is not a committed checkpoint; name one.") from None
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise CheckpointError(
+        raise DamagedCheckpoint(
             f"{path} is not a checkpoint manifest of format {FORMAT}: {error}; use a checkpoint of this version."
         ) from None
     if not known:
-        raise CheckpointError(f"{path} was altered: its SHA-256 does not fit; restore the file or use another step.")
+        raise DamagedCheckpoint(f"{path} was altered: its SHA-256 does not fit{ADVICE}")
     return manifest
 
 
@@ -192,7 +198,7 @@ class FragmentReader:
                 out[within(common, rows)] = self._read_rows(tensor, state, source, common, dtype)
                 filled += volume(common)
         if filled != volume(rows):
-            raise CheckpointError(f"{self.folder} lacks elements of tensor {tensor!r} in {rows}.")
+            raise DamagedCheckpoint(f"{self.folder} lacks elements of tensor {tensor!r} in {rows}.")
         return out.view(-1)[start - first * row : stop - first * row]
 
     def tensor(self, name: str, state: str = WEIGHT) -> Tensor:
@@ -255,7 +261,7 @@ class FragmentReader:
             out[low - start : high - start] = values[low - fragment.start : high - fragment.start]
             reached = high
         if reached != stop:
-            raise CheckpointError(f"{self.folder} lacks elements {reached}:{stop} of tensor {tensor!r}.")
+            raise DamagedCheckpoint(f"{self.folder} lacks elements {reached}:{stop} of tensor {tensor!r}.")
         return out
 
     def _load(self, fragment: Fragment, state: str) -> Tensor:
@@ -275,7 +281,9 @@ class FragmentReader:
 
     def _stored(self, fragment: Fragment, state: str) -> Stored:
         if state not in fragment.states:
-            raise CheckpointError(f"{self.folder}/{fragment.file} lacks state {state!r} of tensor {fragment.tensor!r}.")
+            raise DamagedCheckpoint(
+                f"{self.folder}/{fragment.file} lacks state {state!r} of tensor {fragment.tensor!r}."
+            )
         return fragment.states[state]
 
     def _header(self, fragment: Fragment) -> dict[str, Span]:
@@ -300,22 +308,19 @@ class FragmentReader:
             data = self.store.read(name, start, stop)
         except FileNotFoundError:
             if fragment is None:
-                raise CheckpointError(f"{self.folder}/{name} is missing; restore the file.") from None
+                raise DamagedCheckpoint(f"{self.folder}/{name} is missing; restore the file.") from None
             raise self._missing(fragment) from None
         if len(data) != stop - start:
             raise self._differs(name, f"(it ends at byte {start + len(data)})")
         return data
 
-    def _missing(self, fragment: Fragment) -> CheckpointError:
-        return CheckpointError(
-            f"{self.folder}/{fragment.file} is missing; it holds tensor {fragment.tensor!r}; restore the file or use "
-            "another step."
+    def _missing(self, fragment: Fragment) -> DamagedCheckpoint:
+        return DamagedCheckpoint(
+            f"{self.folder}/{fragment.file} is missing; it holds tensor {fragment.tensor!r}{ADVICE}"
         )
 
-    def _differs(self, name: str, what: str) -> CheckpointError:
-        return CheckpointError(
-            f"{self.folder}/{name} differs from its manifest {what}; restore the file or use another step."
-        )
+    def _differs(self, name: str, what: str) -> DamagedCheckpoint:
+        return DamagedCheckpoint(f"{self.folder}/{name} differs from its manifest {what}{ADVICE}")
 
 
 def by_box(manifest: Manifest) -> dict[str, dict[Box, list[Fragment]]]:
@@ -331,7 +336,7 @@ def check_cover(manifest: Manifest, place: str) -> None:
     """Refuses fragments that do not make up every element of every tensor exactly once, in the same states.
 
     Raises:
-        CheckpointError: names the first such tensor.
+        DamagedCheckpoint: names the first such tensor.
     """
     stored = by_box(manifest)
     for name, shape in manifest.shapes.items():
@@ -340,16 +345,18 @@ def check_cover(manifest: Manifest, place: str) -> None:
             reached = 0
             for fragment in fragments:
                 if fragment.start != reached:
-                    raise CheckpointError(f"{place}: fragments of {name!r} leave or repeat {reached}:{fragment.start}.")
+                    raise DamagedCheckpoint(
+                        f"{place}: fragments of {name!r} leave or repeat {reached}:{fragment.start}."
+                    )
                 reached = fragment.stop
             if reached != volume(box):
-                raise CheckpointError(f"{place}: fragments of {name!r} end at {reached} of {box}.")
+                raise DamagedCheckpoint(f"{place}: fragments of {name!r} end at {reached} of {box}.")
         overlap = any(intersection(a, b) is not None for a, b in combinations(boxes, 2))
         if overlap or sum(map(volume, boxes)) != math.prod(shape):
-            raise CheckpointError(f"{place}: the parts of {name!r} do not make up its shape {tuple(shape)}.")
+            raise DamagedCheckpoint(f"{place}: the parts of {name!r} do not make up its shape {tuple(shape)}.")
         kinds = {tuple(sorted(part.states)) for fragments in boxes.values() for part in fragments}
         if len(kinds) > 1:
-            raise CheckpointError(f"{place}: fragments of {name!r} hold unlike states: {sorted(kinds)}.")
+            raise DamagedCheckpoint(f"{place}: fragments of {name!r} hold unlike states: {sorted(kinds)}.")
 
 
 def fragment_key(fragment: Fragment, state: str) -> str:

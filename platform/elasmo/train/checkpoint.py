@@ -57,6 +57,22 @@ def load(
     Raises:
         CheckpointError: damaged or foreign checkpoint; the engine must then not be used.
     """
+    reader = read(engine, folder, shards, shapes)
+    finish(engine, reader)
+    return reader
+
+
+def read(
+    engine: Any, folder: str | Path | Store, shards: Mapping[str, Shard], shapes: Mapping[str, tuple[int, ...]]
+) -> FragmentReader:
+    """The part of `load` that is this rank's alone: no collective, so that a rank may fail where others do not.
+
+    Nothing that was read counts before `finish`; another checkpoint may be read over it.
+
+    Raises:
+        DamagedCheckpoint: its bytes are not those that were written; another one may do.
+        CheckpointError: it is of another model.
+    """
     reader = FragmentReader(folder)
     for name, shape in shapes.items():
         found = reader.manifest.shapes.get(name)
@@ -70,14 +86,19 @@ def load(
             f"{reader.folder} holds tensor {foreign[0]!r}, which the model lacks; use the run's model config."
         )
     check_cover(reader.manifest, reader.folder)
-    optimizer_step = state_of(reader.manifest, "optimizer_step", reader.folder)
+    state_of(reader.manifest, "optimizer_step", reader.folder)
     for owned in deepspeed_adapter.owned_slices(engine):
         for state, view in _states(owned).items():
             view.copy_(reader.read(owned.name, state, owned.start, owned.stop, shards[owned.name].box))
     for name, start, values in deepspeed_adapter.frozen_slices(engine):
         values.copy_(reader.read(name, WEIGHT, start, start + values.numel(), shards[name].box))
-    deepspeed_adapter.finish_load(engine, int(optimizer_step))
     return reader
+
+
+def finish(engine: Any, reader: FragmentReader) -> None:
+    """Makes what every rank has read take effect; a collective call."""
+    step = state_of(reader.manifest, "optimizer_step", reader.folder)
+    deepspeed_adapter.finish_load(engine, int(step))
 
 
 def take(engine: Any, parallel: tuple[Mesh, Mapping[str, Shard]]) -> Snapshot:

@@ -1,4 +1,4 @@
-"""The one place that knows DeepSpeed's insides: building an engine, and reading and writing what each rank owns of it.
+"""What knows DeepSpeed's insides, with `step_gate`: building an engine, reading and writing what each rank owns of it.
 
 Everything private that is used here is pinned to DeepSpeed 0.19 and covered by a contract test: a release that moves it
 must fail that test, not train silently wrong.

@@ -20,6 +20,7 @@ from elasmo.data.stream import TRAIN, PlanDataConfig, make_plan, open_gold
 from elasmo.parallel import planner
 from elasmo.train import ray_adapter, run_folder, run_state
 from elasmo.train.loop import LoopSettings, train_loop
+from elasmo.train.memory_tier import MemoryTierError, check_budget, object_stores_mb
 from elasmo.train.preflight import preflight
 from elasmo.train.run_folder import ReceiptCheck, pinned
 
@@ -76,6 +77,7 @@ def fit(
     events = LineageEvents(config.data.openlineage)
     if not ray.is_initialized():
         _connect(config.ray.address)
+    _check_memory(config)
     run_id = run_id or run_folder.new_run_id(config)
     try:
         folder = run_folder.create(config, run_id, gold)
@@ -130,6 +132,14 @@ def _connect(address: str) -> None:
             f"ray.address is {address!r}, but no Ray cluster answers there; run `ray start --head` first, or set "
             "ray.address=local for a cluster of this run's own."
         ) from None
+
+
+def _check_memory(config: Config) -> None:
+    if config.train.memory.every is not None:
+        try:
+            check_budget(config.train.memory, config.data.lookahead_mb, object_stores_mb())
+        except MemoryTierError as error:
+            raise TrainError(str(error)) from None
 
 
 def _supervise(config: Config, run_id: str, folder: Path, sizes: Sequence[int]) -> None:

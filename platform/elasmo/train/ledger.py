@@ -6,7 +6,8 @@ were slow to die, are ignored. Steps that a resize makes the run redo appear aga
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +29,7 @@ class RankStep:
         tokens: by module.
         substituted: rows of this rank's slots that did not decode: planned and read row id, and the reason.
         leads: whether the rank speaks for its slots; ranks that share them report no loss and no tokens.
+        skipped: why no rank's optimizer moved, and the slots and rows at fault; None if the step was taken.
     """
 
     step: int
@@ -40,6 +42,20 @@ class RankStep:
     grad_norm: float | None
     leads: bool = True
     substituted: tuple[Mapping[str, Any], ...] = ()
+    skipped: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Restored:
+    """What an attempt read before its first step: bytes of all ranks, from memory or storage, the slowest's seconds."""
+
+    bytes: int = 0
+    tier: str | None = None
+    seconds: float = 0.0
+
+    @property
+    def gb_s(self) -> float | None:
+        return self.bytes / 1e9 / self.seconds if self.seconds else None
 
 
 @dataclass
@@ -51,8 +67,9 @@ class Attempt:
     start_step: int
     plan: Mapping[str, Any]
     nodes: tuple[str, ...]
-    bytes_read: int = 0
+    read: Restored = Restored()
     times: dict[str, float] = field(default_factory=dict)
+    refused: list[Event] = field(default_factory=list)
 
 
 class Ledger:
@@ -93,12 +110,27 @@ class Ledger:
         self._pending.clear()
         return {"event": "attempt", "attempt": number, "world": world, "start_step": start_step, "plan": dict(plan)}
 
-    def restored(self, now: float, number: int, bytes_read: int) -> None:
+    def fell_back(self, number: int, refused_step: int, reason: str, to_step: int | None) -> Event:
+        """The checkpoint to start from was refused; None where no older one is left, and the run ends."""
+        attempt = self.attempts[-1]
+        attempt.refused.append({"step": refused_step, "reason": reason})
+        if to_step is not None:
+            attempt.start_step = to_step
+        return {
+            "event": "fallback",
+            "attempt": number,
+            "refused_step": refused_step,
+            "reason": reason,
+            "to_step": to_step,
+            "steps_to_redo": None if to_step is None else max(refused_step, self.committed) - to_step,
+        }
+
+    def restored(self, now: float, number: int, read: Restored) -> None:
         """Rank 0 holds its weights and can read data."""
         attempt = self.attempt
         if attempt is not None and attempt.number == number:
             attempt.times["restored"] = now
-            attempt.bytes_read = bytes_read
+            attempt.read = read
 
     def rank_step(self, now: float, number: int, rank: int, report: RankStep) -> list[Event]:
         """A rank finished a step; returns what is to be logged once the last rank has."""
@@ -157,7 +189,10 @@ class Ledger:
             "plan_before": dict(before.plan),
             "plan_after": dict(attempt.plan),
             "samples_returned": (self.committed - attempt.start_step) * int(attempt.plan["global_batch"]),
-            "bytes_read": attempt.bytes_read,
+            "bytes_read": attempt.read.bytes,
+            "restored_from": attempt.read.tier,
+            "read_gb_s": attempt.read.gb_s,
+            **({"refused_checkpoints": attempt.refused} if attempt.refused else {}),
         }
         self.resizes.append(event)
         return event
@@ -178,8 +213,8 @@ def _step_event(attempt: Attempt, step: int, ranks: list[RankStep]) -> Event:
         "attempt": attempt.number,
         "step": step,
         "world": attempt.world,
-        "loss": sum(losses.values()) / max(1, sum(targets.values())),
-        "loss_by_modality": {name: losses[name] / targets[name] for name in modalities if targets[name]},
+        "loss": _finite(sum(losses.values()) / max(1, sum(targets.values()))),
+        "loss_by_modality": {name: _finite(losses[name] / targets[name]) for name in modalities if targets[name]},
         "lr": ranks[0].lr,
         "grad_norm": ranks[0].grad_norm,
         "target_tokens": sum(targets.values()),
@@ -193,4 +228,21 @@ def _step_event(attempt: Attempt, step: int, ranks: list[RankStep]) -> Event:
         "balance": {name: max(loads) * len(loads) / sum(loads) for name, loads in tokens.items() if sum(loads)},
         "receipt": step_receipt([digests[slot] for slot in sorted(digests)]),
         **({"substituted": substituted} if substituted else {}),
+        **({"skipped": dict(ranks[0].skipped)} if ranks[0].skipped is not None else {}),
     }
+
+
+def skipped_steps(events: Iterable[Mapping[str, Any]]) -> dict[int, str]:
+    """Steps that a run's events say were skipped, or are to be when they come again after a rollback, and why."""
+    found = {}
+    for event in events:
+        if event["event"] == "step" and "skipped" in event:
+            found[int(event["step"])] = str(event["skipped"]["reason"])
+        elif event["event"] == "fault" and event["kind"] == "rollback":
+            found[int(event["step"])] = str(event["reason"])
+    return found
+
+
+def _finite(value: float) -> float | None:
+    """JSON has no number for what is not finite."""
+    return value if math.isfinite(value) else None

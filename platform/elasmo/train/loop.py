@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from functools import partial
@@ -26,21 +26,28 @@ from elasmo.data.plan import Slot, StepPlan, slot_digest
 from elasmo.data.stream import TRAIN, SlotRows, direct, from_shard, make_plan, open_gold
 from elasmo.model import lora
 from elasmo.model.encoded import Encoded
-from elasmo.model.fragments import read_manifest
+from elasmo.model.fragments import FragmentReader, read_manifest
 from elasmo.model.multimodal import MultimodalDecoder
+from elasmo.model.stores import open_store
 from elasmo.parallel import planner
 from elasmo.train import checkpoint, deepspeed_adapter, retention, run_folder, run_state
+from elasmo.train.chaos import Chaos
+from elasmo.train.checkpoint_restore import RestorePoint, restore_newest
 from elasmo.train.checkpoint_saver import CheckpointSaver, Saved
 from elasmo.train.cursor import cursor
 from elasmo.train.engine import TrainEngine
 from elasmo.train.evaluate import evaluate
+from elasmo.train.fault_guard import FaultGuard
 from elasmo.train.freeze import freeze
 from elasmo.train.host_memory import keep_freed_memory
 from elasmo.train.initial import load_initial
-from elasmo.train.ledger import RankStep
-from elasmo.train.loss import Sums, check_finite
+from elasmo.train.ledger import RankStep, Restored
+from elasmo.train.loss import Sums
+from elasmo.train.memory_saver import MemorySaver
+from elasmo.train.memory_tier import open_memory
 from elasmo.train.randomness import RULE, seed_step
 from elasmo.train.schedule import learning_rate
+from elasmo.train.snapshot import Snapshot
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +96,9 @@ class Rank:
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
         if torch.cuda.is_available():
             model.to(ray.train.torch.get_device())
-        self.attempt, self.start_step, self.restore_from = self._begin()
+        begun = self._begin()
+        self.attempt, self.restore_from = begun.attempt, begun.point
+        self.start_step = begun.point.step if begun.point is not None else 0
         if self.restore_from is None:
             random = load_initial(model, self.config.train.init_from)
             if self.config.train.init_from and random and self.rank == 0:
@@ -97,29 +106,37 @@ class Rank:
         self.engine = TrainEngine(model, self.config.train, self.layout, self.config.train.slots, timeout_s)
         self.clock = None if torch.cuda.is_available() else deepspeed_adapter.install_clock()
         self.dp_rank = self.engine.mesh.place.dp
-        self.best = self._read_best()
+        self.guard = FaultGuard(self.engine, self.config.train.faults, self._gather, self._faulted)
+        self.skipped = begun.skipped
+        self.chaos = Chaos(self.config.train.chaos, self.rank, self.attempt)
         self.substituted = 0
         self.checkpoints = run_folder.checkpoint_root(self.folder)
         # A group of the writer's own: its collectives run on a thread, beside those of the steps.
         deadline = timedelta(seconds=self.config.train.checkpoint_timeout_s)
-        writers = dist.new_group(backend="gloo", timeout=deadline)
+        writers, copiers = (dist.new_group(backend="gloo", timeout=deadline) for _ in range(2))
         self.saver = CheckpointSaver(
             self.checkpoints, self.rank, partial(self._gather, group=writers), self.config.train.checkpoint_async
         )
+        self.memory_store = open_memory(settings.run_id, begun.holders, run_state.NAMESPACE)
+        gather = partial(self._gather, group=copiers)
+        self.memory = MemorySaver(self.memory_store, self.rank, gather, self._memorized) if begun.holders else None
 
     def restore(self) -> None:
-        """Loads the checkpoint the ranks agreed on, if there is one."""
-        bytes_read = 0
+        """Loads the checkpoint the ranks agreed on, or the newest older one that is whole, if there is one."""
+        meta: Mapping[str, Any] = {}
+        own, began = Restored(), time.perf_counter()
         if self.restore_from is not None:
-            engine = self.engine
-            manifest = read_manifest(self.restore_from)
-            wanted = cursor(self.config, self.gold, self.start_step)
-            checkpoint.check_resumable(manifest, wanted, self.processor_hash, self.restore_from)
-            reader = checkpoint.load(engine.deepspeed, self.restore_from, engine.shards, engine.shapes)
-            bytes_read = reader.bytes_read
-        total = sum(self._gather(bytes_read))
+            point, reader = restore_newest(self.restore_from, self._read, self._gather, self._older)
+            own = Restored(reader.bytes_read, point.tier, time.perf_counter() - began)
+            checkpoint.finish(self.engine.deepspeed, reader)
+            self.start_step, meta = point.step, reader.manifest.meta
+        self.guard.start(self.start_step, meta, self.skipped)
+        ranks: list[Restored] = self._gather(own)
         if self.rank == 0:
+            total = Restored(sum(read.bytes for read in ranks), own.tier, max(read.seconds for read in ranks))
             ray.get(self.state.restored.remote(self.attempt, total), timeout=run_state.CALL_TIMEOUT_S)
+        self._gather(None)  # what was refused is set aside: it may have been the best
+        self.best = self._read_best()
 
     def run(self) -> None:
         """Trains from the restored step to the last."""
@@ -133,33 +150,52 @@ class Rank:
             best = False
             if last or done % train.eval_every == 0:
                 best = self._evaluate(done)
+            if self.memory is not None and not last and done % (train.memory.every or 1) == 0:
+                self.memory.save(self._snapshot(), done, self._meta(done))
             if last or best or done % train.checkpoint_every == 0:
                 self._save(done, best)
             if last or done % train.report_every == 0:
                 ray.train.report({"step": done, **_scalars(report)})
-        self.saver.finish()
+        self._finish_saving()
         ray.get(self.state.progress.remote(), timeout=run_state.CALL_TIMEOUT_S)  # every report before it is written
 
-    def _begin(self) -> tuple[int, int, str | None]:
-        train = self.config.train
-        agreed: list[Any] = [None]
-        nodes = self._gather(ray.get_runtime_context().get_node_id())
+    def _read(self, point: RestorePoint) -> FragmentReader:
+        """This rank's part of a checkpoint into its engine; see `checkpoint.read`."""
+        wanted = cursor(self.config, self.gold, point.step)
+        in_memory = point.tier == "memory"
+        place = self.memory_store.child(retention.folder_name(point.step)) if in_memory else open_store(point.url)
+        checkpoint.check_resumable(read_manifest(place), wanted, self.processor_hash, place.url)
+        return checkpoint.read(self.engine.deepspeed, place, self.engine.shards, self.engine.shapes)
+
+    def _older(self, refused: RestorePoint, reason: str) -> RestorePoint | None:
         if self.rank == 0:
-            plan = {
-                **asdict(self.layout),
-                "global_batch": train.global_batch,
-                "micro_batch": train.micro_batch,
-                "slots": train.slots,
-                "micro_steps": self.plan.micro_steps(step=0, world=self.layout.dp),
-                "lr": train.lr,
-                "parameters": self.parameters,
-                "frozen_tensors": len(self.frozen),
-            }
-            begin = self.state.begin.remote(self.world, plan, tuple(nodes))
-            agreed[0] = ray.get(begin, timeout=run_state.CALL_TIMEOUT_S)
-        dist.broadcast_object_list(agreed, src=0)
-        attempt, start, folder = agreed[0]
-        return attempt, start, folder
+            logger.warning("Checkpoint of step %d is refused: %s", refused.step, reason)
+        found: RestorePoint | None = self._ask(lambda: self.state.older.remote(self.attempt, refused, reason))
+        return found
+
+    def _ask(self, call: Callable[[], Any]) -> Any:
+        """What the run's state answers rank 0, on every rank."""
+        answer: list[Any] = [None]
+        if self.rank == 0:
+            answer[0] = ray.get(call(), timeout=run_state.CALL_TIMEOUT_S)
+        dist.broadcast_object_list(answer, src=0)
+        return answer[0]
+
+    def _begin(self) -> run_state.Beginning:
+        train = self.config.train
+        nodes = tuple(self._gather(ray.get_runtime_context().get_node_id()))
+        plan = {
+            **asdict(self.layout),
+            "global_batch": train.global_batch,
+            "micro_batch": train.micro_batch,
+            "slots": train.slots,
+            "micro_steps": self.plan.micro_steps(step=0, world=self.layout.dp),
+            "lr": train.lr,
+            "parameters": self.parameters,
+            "frozen_tensors": len(self.frozen),
+        }
+        begun: run_state.Beginning = self._ask(lambda: self.state.begin.remote(self.world, plan, nodes))
+        return begun
 
     def _stream(self) -> Iterator[SlotRows]:
         if self.config.data.engine == "direct":
@@ -186,8 +222,11 @@ class Rank:
                 yield arrived[micro].samples if micro < len(slots) else None
 
         def check(micro: int, losses: Tensor) -> None:
-            check_finite(losses, step, arrived[micro].slot, arrived[micro].row_ids)
+            self.chaos.losses(step + 1, losses)
+            self.guard.check(losses, arrived[micro].slot, arrived[micro].row_ids)
 
+        self.chaos.begin(step + 1, self.engine.deepspeed.module, self.checkpoints)
+        self.guard.begin(step + 1, self.plan.target_tokens(step))
         sums, digests, computed = Sums(), {}, 0.0
         outputs = self.engine.step(feed(), self.plan.target_tokens(step), check, of_all)
         for micro in range(micro_steps):
@@ -219,6 +258,7 @@ class Rank:
             grad_norm=deepspeed_adapter.grad_norm(self.engine.deepspeed),
             leads=self.engine.leads,
             substituted=tuple({"slot": rows.slot, **vars(row)} for rows in arrived for row in rows.substituted),
+            skipped=self.guard.skipped,
         )
 
     def _next(self, stream: Iterator[SlotRows], expected: Slot) -> SlotRows:
@@ -264,12 +304,15 @@ class Rank:
             ray.get(self.state.evaluated.remote(self.attempt, event), timeout=run_state.CALL_TIMEOUT_S)
         return best
 
-    def _save(self, done: int, best: bool) -> None:
-        train = self.config.train
-        meta = {
-            "optimizer_step": done,
+    def _snapshot(self) -> Snapshot:
+        return checkpoint.take(self.engine.deepspeed, (self.engine.mesh, self.engine.shards))
+
+    def _meta(self, done: int) -> dict[str, Any]:
+        """What training resumes with after `done` steps."""
+        return {
+            **self.guard.meta(done),
             "cursor": cursor(self.config, self.gold, done),
-            "schedule": {"step": done, "next_lr": learning_rate(train, done)},
+            "schedule": {"step": done, "next_lr": learning_rate(self.config.train, done)},
             "randomness": RULE,
             "config": self.config.model_dump(mode="json"),
             "processor_hash": self.processor_hash,
@@ -277,8 +320,17 @@ class Rank:
             "world": self.world,
             "layout": asdict(self.layout),
         }
-        snapshot = checkpoint.take(self.engine.deepspeed, (self.engine.mesh, self.engine.shards))
-        self.saver.save(snapshot, done, meta, partial(self._committed, done, best, self.best))
+
+    def _save(self, done: int, best: bool) -> None:
+        self.saver.save(self._snapshot(), done, self._meta(done), partial(self._committed, done, best, self.best))
+
+    def _finish_saving(self) -> None:
+        self.saver.finish()
+        if self.memory is not None:
+            self.memory.finish()
+
+    def _memorized(self, event: Mapping[str, Any]) -> None:
+        self.state.memorized.remote(self.attempt, dict(event))
 
     def _committed(self, done: int, best: bool, score: float, saved: Saved) -> None:
         """A checkpoint exists; on the writing thread, which must not issue collectives of the training's groups."""
@@ -300,6 +352,12 @@ class Rank:
             "written": saved.written_s,
         }
         ray.get(self.state.checkpointed.remote(self.attempt, event), timeout=run_state.CALL_TIMEOUT_S)
+
+    def _faulted(self, event: Mapping[str, Any]) -> None:
+        """The run goes back to a checkpoint; the one in flight shall be whole by then."""
+        self._finish_saving()
+        if self.rank == 0:
+            ray.get(self.state.faulted.remote(self.attempt, dict(event)), timeout=run_state.CALL_TIMEOUT_S)
 
     def _gather(self, value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
         out: list[Any] = [None] * self.world

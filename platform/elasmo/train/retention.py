@@ -19,6 +19,8 @@ from elasmo.model.fragments import MANIFEST
 from elasmo.model.stores import Store, open_store
 
 LEASE_S = 3600.0
+DAMAGED = "manifest.damaged.json"
+"""What the manifest of a checkpoint that was refused is called from then on."""
 _LEASE = "reading-"
 
 
@@ -82,6 +84,16 @@ def prune(root: str | Path | Store, keep: int, pinned: set[str], now: Callable[[
             place.clear()
             removed.append(place.name)
     return removed
+
+
+def set_aside(place: Store) -> None:
+    """Makes a damaged checkpoint none: it would count among the newest, and drive out one that is whole.
+
+    Its files stay until a later step is committed; giving the manifest its name back undoes it.
+    """
+    with suppress(OSError):
+        place.put(DAMAGED, bytes(place.read(MANIFEST)))
+        place.remove(MANIFEST)
 
 
 @contextmanager

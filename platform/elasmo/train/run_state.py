@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +13,36 @@ import ray
 from ray.util.metrics import Counter, Gauge
 
 from elasmo.config import Config
+from elasmo.model.stores import Store, open_store
 from elasmo.train import retention, run_folder
-from elasmo.train.ledger import Ledger, RankStep
+from elasmo.train.checkpoint_restore import RestorePoint, restore_points
+from elasmo.train.ledger import Ledger, RankStep, Restored, skipped_steps
+from elasmo.train.memory_tier import MemoryTier
 from elasmo.train.trackers import open_trackers
 
 NAMESPACE = "elasmo"
 CALL_TIMEOUT_S = 30.0
-"""Deadline of a call to the run-state actor; it never waits for anybody."""
+"""Deadline of a call to the run-state actor; it waits for nobody but the memory tier's holders."""
 
 
 def actor_name(run_id: str) -> str:
     return f"elasmo-run-{run_id}"
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """What the ranks of a new attempt are told.
+
+    Attributes:
+        point: the checkpoint to start from, None at the start.
+        skipped: steps that the run has skipped, or is to skip when they come again, and why.
+        holders: names of the memory tier's actors; none where it is off.
+    """
+
+    attempt: int
+    point: RestorePoint | None
+    skipped: Mapping[int, str]
+    holders: tuple[str, ...] = ()
 
 
 class RunState:
@@ -34,6 +54,10 @@ class RunState:
         self._log = (self.folder / "log.jsonl").open("a", buffering=1)
         self._trackers = open_trackers(config, self.folder, run_id)
         self._window = (0, 0)
+        self._points: list[RestorePoint] = []
+        self._refused: list[RestorePoint] = []
+        self._tier = MemoryTier(config, run_id, NAMESPACE)
+        self._skipped = skipped_steps(run_folder.events(self.folder))
         tags = {"run": run_id}
         self._step = Gauge("elasmo_train_step", "Committed training steps", ("run",)).set_default_tags(tags)
         self._loss = Gauge("elasmo_train_loss", "Loss of the last committed step", ("run",)).set_default_tags(tags)
@@ -41,29 +65,65 @@ class RunState:
         self._tokens = Counter("elasmo_train_tokens", "Tokens in committed steps", ("run",)).set_default_tags(tags)
         self._resizes = Counter("elasmo_train_resizes", "Resizes of the worker group", ("run",)).set_default_tags(tags)
 
-    def begin(self, world: int, plan: Mapping[str, Any], nodes: tuple[str, ...]) -> tuple[int, int, str | None]:
-        """Starts an attempt: its number, the step to start from, and the checkpoint's URL, None at the start."""
-        folders = retention.committed(run_folder.checkpoint_root(self.folder))
-        start = retention.step_of(folders[-1].name) if folders else 0
+    def begin(self, world: int, plan: Mapping[str, Any], nodes: tuple[str, ...]) -> Beginning:
+        """Starts an attempt at the newest checkpoint."""
+        memory = self._tier.renew() if self._tier.on else []
+        self._points = restore_points(retention.committed(run_folder.checkpoint_root(self.folder)), memory)
+        self._refused = []
+        point = self._points[0] if self._points else None
+        start = point.step if point is not None else 0
         self._write(self._ledger.begin(time.time(), world, start, plan, nodes))
         attempt = self._ledger.attempts[-1].number
         self._window = (attempt, start)
         self._world.set(world)
-        return attempt, start, folders[-1].url if folders else None
+        return Beginning(attempt, point, dict(self._skipped), self._tier.names)
+
+    def older(self, attempt: int, refused: RestorePoint, reason: str) -> RestorePoint | None:
+        """Where the attempt starts instead, now that its ranks have refused a checkpoint; None if nothing is left."""
+        self._refused.append(refused)
+        left = self._points[self._points.index(refused) + 1 :]
+        point = left[0] if left else None
+        self._write(self._ledger.fell_back(attempt, refused.step, reason, point.step if point is not None else None))
+        if point is not None:
+            self._window = (attempt, point.step)
+        return point
 
     def window(self) -> tuple[int, int]:
         """(attempt, first step) of the current worker group."""
         return self._window
 
-    def restored(self, attempt: int, bytes_read: int) -> None:
-        self._ledger.restored(time.time(), attempt, bytes_read)
+    def restored(self, attempt: int, read: Restored) -> None:
+        """All ranks hold their weights; what they refused on the way counts no more."""
+        self._ledger.restored(time.time(), attempt, read)
+        for point in self._refused:
+            if point.tier == "memory":
+                self._tier.store().child(retention.folder_name(point.step)).clear()
+            else:
+                self._set_aside(open_store(point.url))
+
+    def faulted(self, attempt: int, event: dict[str, Any]) -> None:
+        """The ranks are about to give up: to skip a step when it comes again, or because weights are corrupted.
+
+        Checkpoints that were written since the weights were last known to be right count no more.
+        """
+        event = {"event": "fault", "attempt": attempt, **event}
+        self._write(event)
+        self._skipped |= skipped_steps([event])
+        if event["kind"] == "corruption":
+            for place in retention.committed(run_folder.checkpoint_root(self.folder)):
+                if retention.step_of(place.name) > event["clean_step"]:
+                    self._set_aside(place)
+            if self._tier.on:
+                self._tier.store().clear()
 
     def rank_step(self, attempt: int, rank: int, report: RankStep) -> None:
         for event in self._ledger.rank_step(time.time(), attempt, rank, report):
             self._write(event)
             if event["event"] == "step":
+                self._skipped |= skipped_steps([event])
                 self._step.set(event["step"])
-                self._loss.set(event["loss"])
+                if event["loss"] is not None:
+                    self._loss.set(event["loss"])
                 self._tokens.inc(max(1, event["tokens"]))
                 self._track("train", event, ("loss", "lr", "grad_norm"), "loss_by_modality")
                 self._track("seconds", event["seconds"], tuple(event["seconds"]), step=event["step"])
@@ -102,10 +162,21 @@ class RunState:
         """Receipt of every committed step."""
         return self._ledger.receipts
 
+    def memorized(self, attempt: int, event: dict[str, Any]) -> None:
+        """A checkpoint is in the memory tier, or could not be brought there."""
+        self._write({"event": "memory_checkpoint", "attempt": attempt, **event})
+
     def close(self) -> None:
+        self._tier.close()
         for tracker in self._trackers:
             tracker.close()
         self._log.close()
+
+    def _set_aside(self, place: Store) -> None:
+        retention.set_aside(place)
+        best = retention.read_best(self.folder)
+        if best is not None and Path(best["path"]).name == place.name:
+            (self.folder / "best.json").unlink()
 
     def _write(self, event: dict[str, Any]) -> None:
         self._log.write(json.dumps({"time": round(time.time(), 3), **event}) + "\n")
@@ -115,7 +186,8 @@ class RunState:
     ) -> None:
         scalars = {f"{prefix}/{name}": float(values[name]) for name in names if values[name] is not None}
         for name, value in values.get(nested, {}).items():
-            scalars[f"{prefix}/{nested}/{name}"] = float(value)
+            if value is not None:
+                scalars[f"{prefix}/{nested}/{name}"] = float(value)
         for tracker in self._trackers:
             tracker.scalars(scalars, int(values["step"]) if step is None else step)
 
