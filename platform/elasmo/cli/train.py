@@ -40,6 +40,8 @@ def train(
     if result.evaluation is not None:
         accuracy = ", ".join(f"{name} {value:.3f}" for name, value in result.evaluation["accuracy"].items())
         console.print(f"held-out accuracy: {accuracy}")
+    figures = "".join(f"  {name:<22}{told}\n" for name, told in result.metering.lines())
+    console.print(f"{figures}  {'verdict':<22}{result.verdict}", highlight=False)
     storage = Path(config.train.storage)
     console.print(
         f"  report   elasmo report {storage / result.run_id}\n  publish  elasmo publish {storage / result.run_id}"

@@ -177,6 +177,20 @@ class MemoryConfig(Section):
     copies: Annotated[int, Field(ge=1, le=2)] = Field(2, description="nodes that hold each one")
 
 
+class MeterConfig(Section):
+    """What a device can do, draws and costs, where the run cannot find out. One device a rank."""
+
+    peak_tflops: PositiveFloat | None = Field(
+        None, description="dense peak at train.dtype; null: published for a known GPU, measured on a CPU, else unknown"
+    )
+    usd_per_device_hour: Annotated[float, Field(ge=0)] | None = Field(
+        None, description="price; a run without one has no cost"
+    )
+    watts_per_device: PositiveFloat | None = Field(
+        None, description="mean power, for an estimate where no energy counter can be read"
+    )
+
+
 class ChaosConfig(Section):
     """A fault on purpose, before a step of one rank."""
 
@@ -242,6 +256,7 @@ class TrainConfig(Section):
     )
     memory: MemoryConfig = MemoryConfig()
     faults: FaultsConfig = FaultsConfig()
+    meter: MeterConfig = MeterConfig()
     chaos: tuple[ChaosConfig, ...] = Field((), description="faults on purpose, for drills")
     storage: str = "runs"
     workers: WorkersConfig = WorkersConfig()

@@ -11,10 +11,14 @@ from statistics import median
 from typing import Any
 
 import jinja2
+import yaml
 
 from elasmo.measure import figures, units
+from elasmo.measure.booking import Booking
+from elasmo.measure.meter import Metering, meter
 from elasmo.measure.run_folder import RunFolder
 from elasmo.measure.run_log import Evaluation, Resize, RunLog
+from elasmo.measure.verdict import slow_ranks, verdict
 
 SERVED_OF_EACH_MODALITY = 8
 LONGEST_VALUE = 120
@@ -106,13 +110,14 @@ def render(folder: RunFolder, lineage: Lineage, commands: Sequence[tuple[str, st
         "percent": units.percent,
     }
     log, run = folder.log, folder.run
+    metering = meter(log)
     return environment.get_template("report.html.j2").render(
         name=str(run.get("name") or folder.path.name),
         run_id=str(run.get("run") or folder.path.resolve().name),
         status=str(run.get("status") or "unknown"),
         started=_clock(run.get("created")),
         headline=_headline(log),
-        tiles=_tiles(log, folder.best_step),
+        tiles=_tiles(log, folder.best_step, metering),
         log=log,
         charts={
             "loss": figures.loss_chart(log),
@@ -122,6 +127,11 @@ def render(folder: RunFolder, lineage: Lineage, commands: Sequence[tuple[str, st
         },
         goodput=log.goodput,
         wall_clock=_wall_clock(log),
+        rank_seconds=_rank_seconds(metering.booking),
+        booking=metering.booking,
+        metering=metering.lines() if metering.tokens else [],
+        verdict=verdict(metering.booking, _sections(folder.config)),
+        slow=slow_ranks(log),
         contracts=[_contract(resize) for resize in log.resizes],
         evaluations=log.evaluations,
         best_step=folder.best_step,
@@ -150,7 +160,7 @@ def _headline(log: RunLog) -> str:
     return f"{len(log.steps)} steps on {workers} in {units.seconds(log.goodput.wall)}: {lost}."
 
 
-def _tiles(log: RunLog, best_step: int | None) -> list[tuple[str, str, str]]:
+def _tiles(log: RunLog, best_step: int | None, metering: Metering) -> list[tuple[str, str, str]]:
     """Label, figure, footnote."""
     tiles: list[tuple[str, str, str]] = []
     shown = _best_evaluation(log, best_step)
@@ -163,6 +173,12 @@ def _tiles(log: RunLog, best_step: int | None) -> list[tuple[str, str, str]]:
         tiles.append(("training tokens/s", units.number(median(rates)), "median step"))
     if log.goodput.wall:
         tiles.append(("goodput", units.percent(log.goodput.fraction), "wall clock on steps kept"))
+    known = [
+        ("MFU", metering.mfu, units.percent, "steps that counted"),
+        ("$ per million tokens", metering.usd_per_mtoken, units.number, "whole run"),
+        ("joules per token", metering.joules_per_token, units.number, metering.joules.source.split(",")[0]),
+    ]
+    tiles += [(name, shown(figure.value), note) for name, figure, shown, note in known if figure.value is not None]
     return tiles
 
 
@@ -183,6 +199,21 @@ def _wall_clock(log: RunLog) -> list[Segment]:
         (OTHER, goodput.other),
     ]
     return _bar(parts)
+
+
+def _sections(config: str) -> dict[str, Any]:
+    """A run's config.yaml; empty where it is missing or damaged."""
+    try:
+        found = yaml.safe_load(config)
+    except yaml.YAMLError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _rank_seconds(booking: Booking) -> list[Segment]:
+    rest = ("other work", "start-up", "idle")
+    parts = [(kind, value) for kind, value in booking.seconds.items() if kind not in rest]
+    return _bar([*parts, (OTHER, sum(booking.seconds[kind] for kind in rest))])
 
 
 def _bar(parts: Sequence[tuple[str, float]]) -> list[Segment]:

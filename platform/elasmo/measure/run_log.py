@@ -32,6 +32,9 @@ class Step:
     per_rank: tuple[Mapping[str, Any], ...] = ()
     balance: Mapping[str, float] = field(default_factory=dict)  # module -> max over mean load of the ranks
     receipt: str = ""
+    flops: float = 0.0  # model FLOPs of all ranks; 0 where the log does not tell them
+    hardware_flops: float = 0.0  # with what was recomputed
+    joules: float = 0.0  # of the nodes or devices that have a counter; 0 where none does
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,24 @@ class Attempt:
     time: float = 0.0
     world: int = 0
     start_step: int = 0
+    plan: Mapping[str, Any] = field(default_factory=dict)  # layout, batch sizes, and what a device is able to do
+
+    @property
+    def staged(self) -> bool:
+        """Whether the decoder was cut into pipeline stages."""
+        return int(self.plan.get("pp", 1)) > 1
+
+
+@dataclass(frozen=True)
+class Device:
+    """What one device of the run can do and costs, as known at its start; None where it is not."""
+
+    name: str = ""
+    peak_flops: float | None = None
+    peak_source: str = ""
+    usd_per_device_hour: float | None = None
+    watts_per_device: float | None = None
+    energy_source: str = ""
 
 
 @dataclass(frozen=True)
@@ -120,6 +141,7 @@ class RunLog:
     checkpoints: tuple[Checkpoint, ...] = ()
     resizes: tuple[Resize, ...] = ()
     attempts: tuple[Attempt, ...] = ()
+    device: Device | None = None
     unreadable: tuple[int, ...] = ()  # numbers of the lines that a crash cut short
 
     @property
@@ -187,6 +209,7 @@ def parse(lines: Iterable[str], name: str = "log.jsonl") -> RunLog:
         checkpoints=_last_of_each_step(found["checkpoint"]),
         resizes=tuple(found["resize"]),
         attempts=tuple(found["attempt"]),
+        device=found["device"][-1] if found["device"] else None,
         unreadable=tuple(unreadable),
     )
 
@@ -197,6 +220,7 @@ EVENTS: dict[str, type] = {
     "checkpoint": Checkpoint,
     "resize": Resize,
     "attempt": Attempt,
+    "device": Device,
 }
 REQUIRED = {
     "step": ("step", "time"),
@@ -204,6 +228,7 @@ REQUIRED = {
     "checkpoint": ("step",),
     "resize": ("attempt",),
     "attempt": ("attempt",),
+    "device": (),
 }
 T = TypeVar("T", Step, Evaluation, Checkpoint)
 
@@ -218,7 +243,7 @@ def _typed(kind: type, event: Mapping[str, Any]) -> Any:
         value = event.get(item.name)
         if value is None:
             continue
-        if str(item.type) in {"int", "float"}:
+        if str(item.type) in {"int", "float", "float | None"}:
             if not isinstance(value, int | float):
                 raise ValueError(f"{item.name} is {value!r}, not a number")
             value = int(value) if str(item.type) == "int" else float(value)

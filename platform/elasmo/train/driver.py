@@ -17,6 +17,9 @@ from ray.train import RunConfig
 from elasmo.config import Config
 from elasmo.data.openlineage_events import Artifact, LineageEvents
 from elasmo.data.stream import TRAIN, PlanDataConfig, make_plan, open_gold
+from elasmo.measure import run_log
+from elasmo.measure.meter import Metering, meter
+from elasmo.measure.verdict import verdict
 from elasmo.parallel import planner
 from elasmo.train import ray_adapter, run_folder, run_state
 from elasmo.train.loop import LoopSettings, train_loop
@@ -42,6 +45,8 @@ class RunResult:
         receipts: committed rows against the plan.
         resizes: the resize events of the log.
         evaluation: the last evaluation event, None if there was none.
+        metering: MFU, cost, energy, and where every second of every rank went.
+        verdict: what held the run up most, in a sentence.
     """
 
     run_id: str
@@ -51,6 +56,8 @@ class RunResult:
     receipts: ReceiptCheck
     resizes: tuple[dict[str, Any], ...]
     evaluation: dict[str, Any] | None
+    metering: Metering
+    verdict: str
 
 
 def fit(
@@ -104,6 +111,8 @@ def fit(
     check = run_folder.check_receipts(folder, make_plan(config, gold), config.train.last_step)
     evaluations = run_folder.events(folder, "eval")
     seconds = time.time() - started
+    metering = meter(run_log.read(folder / "log.jsonl"))
+    told = verdict(metering.booking, config.model_dump())
     run_folder.write_summary(
         folder,
         status="succeeded",
@@ -112,6 +121,7 @@ def fit(
         parameters=progress["parameters"],
         receipts_match_plan=check.match,
         rows_substituted=check.substituted,
+        metering={**metering.as_dict(), "verdict": told},
     )
     return RunResult(
         run_id=run_id,
@@ -121,6 +131,8 @@ def fit(
         receipts=check,
         resizes=tuple(run_folder.events(folder, "resize")),
         evaluation=evaluations[-1] if evaluations else None,
+        metering=metering,
+        verdict=told,
     )
 
 

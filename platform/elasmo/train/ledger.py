@@ -30,6 +30,8 @@ class RankStep:
         substituted: rows of this rank's slots that did not decode: planned and read row id, and the reason.
         leads: whether the rank speaks for its slots; ranks that share them report no loss and no tokens.
         skipped: why no rank's optimizer moved, and the slots and rows at fault; None if the step was taken.
+        flops: model FLOPs of this rank's slots, and with what was recomputed; of ranks that lead alone.
+        joules: that its counter counted, of ranks that have one.
     """
 
     step: int
@@ -43,6 +45,8 @@ class RankStep:
     leads: bool = True
     substituted: tuple[Mapping[str, Any], ...] = ()
     skipped: Mapping[str, Any] | None = None
+    flops: tuple[float, float] = (0.0, 0.0)
+    joules: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -226,6 +230,9 @@ def _step_event(attempt: Attempt, step: int, ranks: list[RankStep]) -> Event:
             for rank, report in enumerate(ranks)
         ],
         "balance": {name: max(loads) * len(loads) / sum(loads) for name, loads in tokens.items() if sum(loads)},
+        "flops": sum(report.flops[0] for report in ranks),
+        "hardware_flops": sum(report.flops[1] for report in ranks),
+        "joules": sum(report.joules for report in ranks),
         "receipt": step_receipt([digests[slot] for slot in sorted(digests)]),
         **({"substituted": substituted} if substituted else {}),
         **({"skipped": dict(ranks[0].skipped)} if ranks[0].skipped is not None else {}),

@@ -45,6 +45,7 @@ from elasmo.train.ledger import RankStep, Restored
 from elasmo.train.loss import Sums
 from elasmo.train.memory_saver import MemorySaver
 from elasmo.train.memory_tier import open_memory
+from elasmo.train.meter import Meter, device_facts
 from elasmo.train.randomness import RULE, seed_step
 from elasmo.train.schedule import learning_rate
 from elasmo.train.snapshot import Snapshot
@@ -96,9 +97,12 @@ class Rank:
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
         if torch.cuda.is_available():
             model.to(ray.train.torch.get_device())
+        self.meter = Meter(self.config, model, processor.vocab_size, self._reads_energy())
         begun = self._begin()
         self.attempt, self.restore_from = begun.attempt, begun.point
         self.start_step = begun.point.step if begun.point is not None else 0
+        if self.attempt == 1 and self.rank == 0:
+            ray.get(self.state.device.remote(device_facts(self.config)), timeout=run_state.CALL_TIMEOUT_S)
         if self.restore_from is None:
             random = load_initial(model, self.config.train.init_from)
             if self.config.train.init_from and random and self.rank == 0:
@@ -181,6 +185,10 @@ class Rank:
         dist.broadcast_object_list(answer, src=0)
         return answer[0]
 
+    def _reads_energy(self) -> bool:
+        """A GPU's counter is its rank's, a node's is that of the first rank on it."""
+        return torch.cuda.is_available() or ray.train.get_context().get_local_rank() == 0
+
     def _begin(self) -> run_state.Beginning:
         train = self.config.train
         nodes = tuple(self._gather(ray.get_runtime_context().get_node_id()))
@@ -247,6 +255,7 @@ class Rank:
             "communication": communicated,
             "other": max(0.0, total - computed),
         }
+        samples = (sample for rows in arrived for sample in rows.samples)
         return RankStep(
             step=step + 1,
             digests=digests,
@@ -259,6 +268,8 @@ class Rank:
             leads=self.engine.leads,
             substituted=tuple({"slot": rows.slot, **vars(row)} for rows in arrived for row in rows.substituted),
             skipped=self.guard.skipped,
+            flops=self.meter.flops(samples) if self.engine.leads else (0.0, 0.0),
+            joules=self.meter.joules(),
         )
 
     def _next(self, stream: Iterator[SlotRows], expected: Slot) -> SlotRows:

@@ -63,6 +63,8 @@ class RunState:
         self._loss = Gauge("elasmo_train_loss", "Loss of the last committed step", ("run",)).set_default_tags(tags)
         self._world = Gauge("elasmo_train_world", "Training ranks", ("run",)).set_default_tags(tags)
         self._tokens = Counter("elasmo_train_tokens", "Tokens in committed steps", ("run",)).set_default_tags(tags)
+        self._mfu = Gauge("elasmo_train_mfu", "Model FLOPs utilisation of a step", ("run",)).set_default_tags(tags)
+        self._peak_flops: float | None = None
         self._resizes = Counter("elasmo_train_resizes", "Resizes of the worker group", ("run",)).set_default_tags(tags)
 
     def begin(self, world: int, plan: Mapping[str, Any], nodes: tuple[str, ...]) -> Beginning:
@@ -77,6 +79,11 @@ class RunState:
         self._window = (attempt, start)
         self._world.set(world)
         return Beginning(attempt, point, dict(self._skipped), self._tier.names)
+
+    def device(self, facts: Mapping[str, Any]) -> None:
+        """What a device of the run can do and costs."""
+        self._peak_flops = facts.get("peak_flops")
+        self._write({"event": "device", **facts})
 
     def older(self, attempt: int, refused: RestorePoint, reason: str) -> RestorePoint | None:
         """Where the attempt starts instead, now that its ranks have refused a checkpoint; None if nothing is left."""
@@ -125,6 +132,8 @@ class RunState:
                 if event["loss"] is not None:
                     self._loss.set(event["loss"])
                 self._tokens.inc(max(1, event["tokens"]))
+                if self._peak_flops:
+                    self._mfu.set(event["flops"] / (event["seconds"]["step"] * event["world"] * self._peak_flops))
                 self._track("train", event, ("loss", "lr", "grad_norm"), "loss_by_modality")
                 self._track("seconds", event["seconds"], tuple(event["seconds"]), step=event["step"])
             else:

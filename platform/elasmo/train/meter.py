@@ -1,0 +1,112 @@
+"""What a rank counts for the run's figures: FLOPs of the samples it had, joules, and what its device can do."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from elasmo.config import Config
+from elasmo.measure import energy, flops
+from elasmo.measure.flops import Load, Training
+from elasmo.model.encoded import Encoded
+from elasmo.simulate.accelerator import HardwareError, accelerator
+
+PROBE, ROUNDS = 1024, 6
+"""Side of the square matrices that a CPU's peak is measured with, and how often; the fastest counts."""
+
+
+def load_of(sample: Encoded) -> Load:
+    """What a sample asks of a model; its tokens are counted as they are, without padding."""
+    return Load(
+        tokens=len(sample.tokens),
+        targets=sample.costs().target,
+        images=len(sample.images),
+        frames=tuple(len(clip) for clip in sample.audio),
+        cells=len(sample.cell_fields),
+    )
+
+
+def training_of(model: nn.Module) -> Training:
+    """Which shares of a model's parts are trained; adapters count by their own size."""
+    own: dict[str, int] = defaultdict(int)
+    trained: dict[str, int] = defaultdict(int)
+    for name, parameter in model.named_parameters():
+        part = name.split(".")[0]
+        part = {"embed_tokens": "head", "lm_head": "head"}.get(part, part.removesuffix("_resampler"))
+        own[part] += parameter.numel()
+        trained[part] += parameter.numel() * parameter.requires_grad
+    shares = {part: trained[part] / count for part, count in own.items() if count}
+    return Training({part: shares.get(part, 0.0) for part in flops.PARTS})
+
+
+class Meter:
+    """Counts for one rank.
+
+    Args:
+        model: whole, before it is cut; which parameters are trained is read from it.
+        reads_energy: whether this rank speaks for its node's or device's counter.
+    """
+
+    def __init__(self, config: Config, model: nn.Module, vocab: int, reads_energy: bool) -> None:
+        self._model, self._vocab = config.model, vocab
+        self._training = training_of(model)
+        self._recompute: flops.Recompute = config.train.layout.recompute
+        self.counter = _counter() if reads_energy else None
+
+    def flops(self, samples: Iterable[Encoded]) -> tuple[float, float]:
+        """(model FLOPs, hardware FLOPs) of training on samples."""
+        return flops.step(self._model, self._vocab, map(load_of, samples), self._training, self._recompute)
+
+    def joules(self) -> float:
+        """Since the last call; 0 without a counter."""
+        return self.counter.since() if self.counter is not None else 0.0
+
+
+def device_facts(config: Config) -> dict[str, Any]:
+    """What one device of this rank can do and costs, for the run log; what is not known is left out."""
+    settings, dtype = config.train.meter, config.train.dtype
+    counter = _counter()
+    facts: dict[str, Any] = {
+        "name": torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU",
+        "usd_per_device_hour": settings.usd_per_device_hour,
+        "watts_per_device": settings.watts_per_device,
+        "energy_source": counter.source if counter is not None else None,
+    }
+    peak, source = _peak(config, facts["name"], dtype)
+    facts |= {"peak_flops": peak, "peak_source": source}
+    return {name: value for name, value in facts.items() if value is not None}
+
+
+def _peak(config: Config, name: str, dtype: str) -> tuple[float | None, str | None]:
+    if config.train.meter.peak_tflops is not None:
+        return config.train.meter.peak_tflops * 1e12, "configured (train.meter.peak_tflops)"
+    if not torch.cuda.is_available():
+        threads = torch.get_num_threads()
+        return measured_peak(dtype), f"measured: {PROBE}³ {dtype} product, {threads} threads, best of {ROUNDS}"
+    try:
+        chip = accelerator(name)
+        return chip.peak(dtype), f"{chip.name}, dense {dtype}, published"
+    except HardwareError:
+        return None, None
+
+
+def measured_peak(dtype: str) -> float:
+    """FLOP/s of the fastest of a few square products on this CPU."""
+    left, right = (torch.randn(PROBE, PROBE, dtype=getattr(torch, dtype)) for _ in range(2))
+    best = float("inf")
+    for _ in range(ROUNDS):
+        began = time.perf_counter()
+        torch.mm(left, right)
+        best = min(best, time.perf_counter() - began)
+    return 2 * PROBE**3 / best
+
+
+def _counter() -> energy.Counter | None:
+    if torch.cuda.is_available():
+        return energy.nvml(torch.cuda.current_device())
+    return energy.rapl()
