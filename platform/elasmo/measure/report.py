@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from statistics import median
 from typing import Any
@@ -210,10 +210,24 @@ def _sections(config: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
+RANK_COLORS = {
+    "useful": 0,
+    "data stall": 1,
+    "imbalance": 2,
+    "bubble": 2,
+    "communication": 4,
+    "evaluation": 3,
+    "redone": 1,
+    "recovery": 2,
+}
+"""As the wall clock has them where it has them; the rest of the colours serve twice, apart from each other."""
+
+
 def _rank_seconds(booking: Booking) -> list[Segment]:
     rest = ("other work", "start-up", "idle")
     parts = [(kind, value) for kind, value in booking.seconds.items() if kind not in rest]
-    return _bar([*parts, (OTHER, sum(booking.seconds[kind] for kind in rest))])
+    segments = _bar([*parts, (OTHER, sum(booking.seconds[kind] for kind in rest))])
+    return [replace(part, color=RANK_COLORS.get(part.name, part.color)) for part in segments]
 
 
 def _bar(parts: Sequence[tuple[str, float]]) -> list[Segment]:

@@ -25,7 +25,8 @@ ADVICE = {
     "train.layout.sp",
     "redone": "steps were done again: lower train.checkpoint_every (now {checkpoint_every}), or set train.memory.every",
     "recovery": "recovery: the group was without a step; see the phases of each resize",
-    "evaluation": "evaluation: raise train.eval_every (now {eval_every})",
+    "evaluation": "evaluation: the run was short beside it, or evaluates too often; raise train.eval_every (now "
+    "{eval_every})",
     "start-up": "start-up: the run was short beside its start",
     "idle": "idle: nothing was computed between steps; checkpoints and reports stand there: raise "
     "train.checkpoint_every or train.report_every",
