@@ -63,6 +63,29 @@ def test_a_killed_rank_with_a_corrupted_newest_checkpoint_and_a_nan_end_in_the_s
     )
 
 
+@pytest.mark.full
+def test_a_flipped_bit_and_a_rollback_each_go_back_to_a_checkpoint(
+    cluster: LocalCluster, lake: Path, tmp_path: Path
+) -> None:
+    """A weight of one rank changes by a bit before step 13; in the next life step 18 is NaN."""
+    wanted = config(
+        lake,
+        tmp_path,
+        "train.faults={on_non_finite: rollback, checksum_every: 1, on_corruption: restore}",
+        "train.chaos=[{step: 13, rank: 1, do: flip}, {step: 18, rank: 0, do: nan, attempt: 2}]",
+    )
+    result = fit(wanted, run_id="back")
+    assert result.receipts.match
+    corruption, rollback = events(result.folder, "fault")
+    assert (corruption["kind"], corruption["step"], corruption["clean_step"]) == ("corruption", 13, 11)
+    assert corruption["ranks"] == [0, 1] and corruption["tensor"]  # of two copies none is the majority
+    assert (rollback["kind"], rollback["step"], len(rollback["slots"])) == ("rollback", 18, 2)
+    assert [resize["restored_step"] for resize in result.resizes] == [10, 15]
+    assert all("RolledBack" in resize["reason"] for resize in result.resizes)
+    last = {event["step"]: event for event in events(result.folder, "step")}
+    assert [step for step, event in last.items() if "skipped" in event] == [18] and last[18]["skipped"]["known"]
+
+
 def test_a_lost_node_costs_a_step_or_two_when_every_step_is_in_memory(
     cluster: LocalCluster, lake: Path, tmp_path: Path
 ) -> None:
