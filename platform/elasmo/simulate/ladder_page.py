@@ -171,17 +171,17 @@ SHOWN = (
     ("llava-7b", "256xA100", 2048, 2048, LLAVA),
 )
 VARIANTS: tuple[tuple[str, tuple[Any, ...]], ...] = (
-    ("70B, A100", ("Llama-3-70B", "64xA100", 8192, 512)),
-    ("70B, H100, from fp32", ("Llama-3-70B", "64xH100", 8192, 512, None, "bf16", "fp32")),
-    ("70B, H100, from bf16", ("Llama-3-70B", "64xH100", 8192, 512, None, "bf16", "bf16")),
-    ("70B, H100, to fp8", ("Llama-3-70B", "64xH100", 8192, 512, None, "fp8")),
-    ("70B, B200", ("Llama-3-70B", "64xB200", 8192, 512)),
-    ("70B, H100, 2,048 tokens", ("Llama-3-70B", "64xH100", 2048, 2048)),
-    ("70B, H100, fine-tuning samples of 3,000 tokens", ("Llama-3-70B", "64xH100", 8192, 512, Samples(3000, 0.7))),
-    ("7B, H100, one stream", ("Llama-2-7B", "8xH100", 4096, 128)),
-    ("7B, A100, one stream, from fp32", ("Llama-2-7B", "8xA100", 4096, 128, None, "bf16", "fp32")),
-    ("LLaVA 7B, H100", ("llava-7b", "8xH100", 2048, 128, LLAVA)),
-    ("LLaVA 7B, A100, from bf16", ("llava-7b", "8xA100", 2048, 128, LLAVA, "bf16", "bf16")),
+    ("70B A100", ("Llama-3-70B", "64xA100", 8192, 512)),
+    ("70B H100 from fp32", ("Llama-3-70B", "64xH100", 8192, 512, None, "bf16", "fp32")),
+    ("70B H100 from bf16", ("Llama-3-70B", "64xH100", 8192, 512, None, "bf16", "bf16")),
+    ("70B H100 to fp8", ("Llama-3-70B", "64xH100", 8192, 512, None, "fp8")),
+    ("70B B200", ("Llama-3-70B", "64xB200", 8192, 512)),
+    ("70B H100 at 2,048 tokens a sequence", ("Llama-3-70B", "64xH100", 2048, 2048)),
+    ("70B H100 on samples of 3,000 tokens", ("Llama-3-70B", "64xH100", 8192, 512, Samples(3000, 0.7))),
+    ("7B H100", ("Llama-2-7B", "8xH100", 4096, 128)),
+    ("7B A100 from fp32", ("Llama-2-7B", "8xA100", 4096, 128, None, "bf16", "fp32")),
+    ("LLaVA H100", ("llava-7b", "8xH100", 2048, 128, LLAVA)),
+    ("LLaVA A100 from bf16", ("llava-7b", "8xA100", 2048, 128, LLAVA, "bf16", "bf16")),
 )
 LOADS = (2.0, 4.0, 6.0, 7.0, 8.0)
 """Requests a second that the claim on latency is asked at."""
@@ -223,8 +223,9 @@ def claim_rows(rows: Sequence[tuple[str, Rung | None, Rung | None]]) -> tuple[li
         for claim, word in zip(where, said, strict=True):
             where[claim].setdefault(word, []).append(name)
     lines = [
-        f"- **{claim}**: " + "; ".join(f"{word} by {', '.join(names)}" for word, names in sorted(found.items())) + "."
+        line
         for claim, found in where.items()
+        for line in (f"- **{claim}**", *(f"  - {word}: {'; '.join(names)}" for word, names in sorted(found.items())))
     ]
     return table, lines
 
@@ -250,7 +251,7 @@ def page(
         "useful tokens and over the peak of the last rung's dtype, also where products are tf32, so that they compare;",
         "$ and J are of a million and of one useful token, with stalls, failures and recovery. `Δ` of a cumulative row",
         "is against the row above, `alone` against nothing, `left out` against everything; ΔMFU in points. What is",
-        "assumed (lengths of samples, media that a host decodes, failures) is stated with a case or is a default of the",
+        "assumed (lengths of samples, media that a host decodes, failures) is stated with a case or a default of the",
         "command. A faster layout may take more energy: rungs are chosen by price.",
         "",
         "## The paper's claims",
