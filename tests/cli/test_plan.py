@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -45,3 +46,18 @@ def test_what_cannot_be_is_said_in_a_sentence(
 ) -> None:
     assert run(monkeypatch, *arguments) == 2
     assert reason in capsys.readouterr().err
+
+
+def test_a_curve_a_front_and_a_page_come_from_one_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "plan.html"
+    base = ("Llama-3-8B", "--on", "8xH100", "--batch", "32", "--to", "16", "--pareto", "--fix", "cp=1")
+    assert run(monkeypatch, *base, "--html", str(page)) == 0
+    out = capsys.readouterr().out
+    assert "of linear" in out and "front of time, price, energy" in out
+    text = page.read_text()
+    assert "Scaling" in text and "nothing beats" in text and "Memory of the fullest rank" in text
+    assert run(monkeypatch, *base, "--json") == 0
+    made = json.loads(capsys.readouterr().out)
+    assert [point["accelerators"] for point in made["scaling"]] == [8, 16] and made["front"]

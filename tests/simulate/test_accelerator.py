@@ -45,7 +45,7 @@ def test_an_unknown_accelerator_is_refused_and_the_known_are_named(name: str) ->
 
 def test_an_unknown_peak_is_never_another_ones() -> None:
     with pytest.raises(
-        HardwareError, match="dtype=fp8 has no known peak on A100-SXM-80GB; use one of bf16, fp16, int8"
+        HardwareError, match="dtype=fp8 has no known peak on A100-SXM-80GB; use one of bf16, fp16, fp32, int8, tf32"
     ):
         accelerator("A100").peak("fp8")
     with pytest.raises(HardwareError, match="memory_gb of TPU v7x"):

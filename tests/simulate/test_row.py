@@ -74,3 +74,30 @@ def test_measured_time_is_read_from_whatever_a_row_states() -> None:
     assert measured_seconds({"iter_time_s": "2.5"}) == 2.5
     row = read_table("T01_megatron2021_table1_a100")[0]
     assert measured_seconds({**row, "iter_time_s": ""}) == pytest.approx(float(row["iter_time_s"]), rel=0.02)
+
+
+@pytest.mark.parametrize("source", ["NVIDIA-NeMo/Megatron-Bridge", "mosaicml/llm-foundry README", "", "anybody"])
+def test_whose_row_it_is_decides_no_kernel(source: str) -> None:
+    assert read_row({**ROW, "source_ref": source}).plans == read_row(ROW).plans
+
+
+@pytest.mark.parametrize(
+    ("said", "version"),
+    [
+        ("cuDNN", 3),
+        ("FlashAttention 2", 2),
+        ("Triton FlashAttention", 1),
+        ("flash-attention-3", 3),
+        ("", 2),
+        ("SDPA", 2),
+    ],
+)
+def test_a_column_says_which_kernels_computed_attention(said: str, version: int) -> None:
+    assert {plan.attention_version for plan in read_row({**ROW, "attention": said}).plans} == {version}
+
+
+def test_without_the_column_the_layout_tells_the_kernels() -> None:
+    """Fully sharded runs are torch's; a run older than version 2 had the first."""
+    cut = {**ROW, "zero": "1", "source_ref": ""}
+    assert {plan.attention_version for plan in read_row(cut).plans} == {3}
+    assert {plan.attention_version for plan in read_row({**ROW, "source_ref": "arXiv:2301.00001"}).plans} == {1}

@@ -134,3 +134,10 @@ def test_gated_cross_attention_costs_its_blocks_and_keeps_the_sequence_short() -
     assert crossed.seconds > 0.5 * plain.seconds
     assert crossed.seconds - simulate_step(replace(LLAMA, frozen_decoder=True), PLAN, H100).seconds > 0.5 * more
     assert crossed.memory.optimizer < plain.memory.optimizer
+
+
+def test_hardware_flops_count_attention_that_is_computed_again() -> None:
+    """Korthikanti et al. 2022, equation 9 against 8: a forward pass of attention more."""
+    step = simulate_step(LLAMA, PLAN.having(recompute=frozenset({"attention"})), H100)
+    pairs = 4 * 32 * 128 * (8192 + 1) / 2 * 32
+    assert (step.hfu - step.mfu) * step.seconds * 8 * 989e12 == pytest.approx(pairs * 64 * 8192, rel=1e-9)

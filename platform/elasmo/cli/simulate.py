@@ -1,4 +1,4 @@
-"""`elasmo simulate predict|validate|serve`: what training and serving take, and how far that is off."""
+"""`elasmo simulate train|serve|ladder|predict|validate`: what training and serving take, and how far that is off."""
 
 from __future__ import annotations
 
@@ -7,12 +7,16 @@ from typing import Annotated
 
 import typer
 
+from elasmo.cli.simulate_ladder import ladder
 from elasmo.cli.simulate_serve import serve
+from elasmo.cli.simulate_train import train
 
 simulate = typer.Typer(
     no_args_is_help=True, help="Predict training and serving without hardware, and score that against measurements."
 )
+simulate.command("train")(train)
 simulate.command("serve")(serve)
+simulate.command("ladder")(ladder)
 
 Out = Annotated[Path | None, typer.Option("--out", help="File to write; printed when left out.")]
 

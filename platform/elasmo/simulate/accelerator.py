@@ -131,6 +131,10 @@ def catalogue() -> dict[str, Accelerator]:
         if detail["generation"] in ("tpu", "trainium"):
             del columns["fp16"]
         peaks = {kind: rate * 1e12 for kind, column in columns.items() if (rate := number[column]) is not None}
+        for kind, column in (("tf32", "tf32_dense_tflops"), ("fp32", "fp32_tflops")):
+            rate = optional_number(detail[column])
+            if rate is not None:
+                peaks[kind] = rate * 1e12
         memory, speed = number["hbm_gb"], number["hbm_GBps"]
         found[row["name"]] = Accelerator(
             name=row["name"],

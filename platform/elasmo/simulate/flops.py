@@ -13,10 +13,17 @@ from elasmo.simulate.operators import pairs
 FORMULA = "6 x active weights in products + 3 x causal attention pairs x 2(key + value width), a token"
 
 
-def forward_flops(model: Model, seq: int, causal: bool = True) -> float:
+def attention_flops(model: Model, seq: float, causal: bool = True) -> float:
+    """Of attention's pairs in the forward pass, for one token of a sequence."""
+    return sum(
+        2 * own.heads * (own.head_dim + own.value_dim) * pairs(seq, seq, causal, own.window) / seq
+        for own in (layer.attention for layer in model.layers)
+    )
+
+
+def forward_flops(model: Model, seq: float, causal: bool = True) -> float:
     """Of the decoder, for one token of a sequence."""
     weights = 0.0
-    attention = 0.0
     for layer in model.layers:
         own = layer.attention
         weights += sum(outputs * inputs for outputs, inputs in own.products(model.hidden))
@@ -29,8 +36,7 @@ def forward_flops(model: Model, seq: int, causal: bool = True) -> float:
         if layer.cross is not None:
             # Keys and values are of a few latents, not of every token.
             weights += layer.cross.parameters(model.hidden) - 2 * model.hidden**2
-        attention += 2 * own.heads * (own.head_dim + own.value_dim) * pairs(seq, seq, causal, own.window) / seq
-    return 2 * (weights + model.hidden * model.vocab) + attention
+    return 2 * (weights + model.hidden * model.vocab) + attention_flops(model, seq, causal)
 
 
 def tower_flops(model: Model, sequences: float = 1.0) -> tuple[float, float]:
@@ -47,9 +53,9 @@ def tower_flops(model: Model, sequences: float = 1.0) -> tuple[float, float]:
     return trained, frozen
 
 
-def step_flops(model: Model, seq: int, sequences: float, causal: bool = True) -> float:
-    """Model FLOPs of a training step."""
-    forward = forward_flops(model, seq, causal) * seq * sequences
+def step_flops(model: Model, seq: int, sequences: float, causal: bool = True, document: float | None = None) -> float:
+    """Model FLOPs of a training step; `document`: of packed samples, the tokens that a query may attend to."""
+    forward = forward_flops(model, document or seq, causal) * seq * sequences
     trained, frozen = tower_flops(model, sequences)
     # A frozen decoder still passes gradients to what lies before it: 2 of 3.
     return forward * (2 if model.frozen_decoder else 3) + 3 * trained + frozen

@@ -11,10 +11,9 @@ from elasmo.simulate.model import FeedForward, Layer
 from elasmo.simulate.operators import Operators, pairs
 from elasmo.simulate.plan import Plan
 
-HALF = 2.0
-"""Bytes of an activation."""
-UNFUSED_FORWARD, UNFUSED_BACKWARD = 13.0, 20.0
-"""Bytes that unfused attention moves for a score: product, scaled and masked softmax, dropout and mask, product."""
+UNFUSED_FORWARD, UNFUSED_BACKWARD = 4.0, 7.5
+"""Times that unfused attention moves a score: product, scaled and masked softmax, product. Dropout moves it twice more,
+and a byte of mask."""
 CAST = 4.0
 """Bytes that a quantised operand moves for a number: read in 16 bits, written twice in 8, as it is and transposed."""
 
@@ -68,8 +67,8 @@ def layer_cost(rank: Rank, hidden: int, layer: Layer, plan: Plan, tokens: float,
 def _product(rank: Rank, plan: Plan, rows: float, columns: float, inner: float, count: float = 1) -> tuple[Cost, Cost]:
     """A product and its two gradients; fp8 casts its operands."""
     gemm = rank.operators.gemm
-    forward = gemm(rows, columns, inner, plan.dtype, count)
-    data = gemm(rows, inner, columns, plan.dtype, count)
+    forward = gemm(rows, columns, inner, plan.dtype, count, out_bytes=plan.width)
+    data = gemm(rows, inner, columns, plan.dtype, count, out_bytes=plan.width)
     weight = gemm(inner, columns, rows, plan.dtype, count, out_bytes=2 * plan.gradient_bytes)
     cast = (0.0, 0.0)
     if plan.dtype in ("fp8", "fp4"):
@@ -117,13 +116,13 @@ def _experts(rank: Rank, hidden: int, layer: Layer, plan: Plan, tokens: float) -
     width = max(1, each.width // cut)
     up = _product(rank, plan, rows, (2 if each.gated else 1) * width, hidden, local)
     down = _product(rank, plan, rows, hidden, width, local)
-    gate = rank.operators.gemm(own, experts.count, hidden, "bf16")
-    moved = rank.operators.stream(HALF * routed * 4 * hidden + 16.0 * own * experts.count, 8)
-    acting = rank.operators.stream(HALF * routed * (3 if each.gated else 2) * width, 1)
+    gate = rank.operators.gemm(own, experts.count, hidden, plan.plain_dtype)
+    moved = rank.operators.stream(plan.width * routed * 4 * hidden + 16.0 * own * experts.count, 8)
+    acting = rank.operators.stream(plan.width * routed * (3 if each.gated else 2) * width, 1)
     span = Span(plan.ep, cut)
-    size = HALF if plan.dtype not in ("fp8", "fp4") else 1.0
+    size = plan.width if plan.dtype not in ("fp8", "fp4") else 1.0
     sent = rank.links.all_to_all(span, routed * hidden * size, experts.top_k)
-    back = rank.links.all_to_all(span, routed * hidden * HALF, experts.top_k)
+    back = rank.links.all_to_all(span, routed * hidden * plan.width, experts.top_k)
     shown = 0.25 if plan.overlap_ep else 1.0
     slower = 1 / rank.operators.calibration.grouped
     up, down = ((a.times(slower), b.times(slower)) for a, b in (up, down))
@@ -146,10 +145,11 @@ def _attention_core(
         passes = []
         for each, products in ((UNFUSED_FORWARD, 1.0), (UNFUSED_BACKWARD, 2.0)):
             gemm = rank.operators.gemm
-            both = gemm(seq, seq, own.head_dim, "bf16", batch * heads) + gemm(
-                seq, own.value_dim, seq, "bf16", batch * heads
+            both = gemm(seq, seq, own.head_dim, plan.plain_dtype, batch * heads) + gemm(
+                seq, own.value_dim, seq, plan.plain_dtype, batch * heads
             )
-            passes.append(Cost(attention=products * both + rank.operators.stream(each * scores, 4)))
+            moved = each * plan.width + (2 * plan.width + 1 if plan.dropout else 0)
+            passes.append(Cost(attention=products * both + rank.operators.stream(moved * scores, 4)))
         return passes[0], passes[1]
     # Rings deal out blocks so that every rank has as many pairs; Ulysses gives a rank whole sequences of fewer heads.
     shared = {"head_dim": own.head_dim, "value_dim": own.value_dim, "window": own.window}
@@ -173,6 +173,8 @@ def _attention_core(
             causal=causal,
             backward=back,
             version=plan.attention_version,
+            dtype=plan.plain_dtype,
+            kv_bytes=plan.width,
             **shared,  # type: ignore[arg-type]
         )
         for back in (False, True)
@@ -181,14 +183,14 @@ def _attention_core(
     if plan.cp > 1:
         span = Span(plan.cp, plan.tp)
         if plan.context == "ring":
-            block = tokens * kv * (own.head_dim + own.value_dim) * HALF
+            block = tokens * kv * (own.head_dim + own.value_dim) * plan.width
             sent = rank.links.all_gather(span, block * plan.cp)
             shown = [max(0.0, sent - 0.8 * costs[0]) + 0.1 * sent, max(0.0, 2 * sent - 0.8 * costs[1]) + 0.2 * sent]
         else:
             width = (
                 own.heads * (own.head_dim + own.value_dim) + own.kv_heads * (own.head_dim + own.value_dim)
             ) / plan.tp
-            sent = rank.links.all_to_all(span, tokens * width * HALF)
+            sent = rank.links.all_to_all(span, tokens * width * plan.width)
             shown = [sent, sent]
     return Cost(attention=costs[0], cp=shown[0]), Cost(attention=costs[1], cp=shown[1])
 
@@ -206,7 +208,7 @@ def _pointwise(rank: Rank, hidden: int, layer: Layer, plan: Plan, tokens: float)
     if not plan.compiled:
         moved *= rank.operators.calibration.eager
         kernels *= 3
-    seconds = rank.operators.stream(HALF * moved, kernels)
+    seconds = rank.operators.stream(plan.width * moved, kernels)
     return Cost(pointwise=seconds), Cost(pointwise=2 * seconds)
 
 
@@ -230,7 +232,7 @@ def _tensor_parallel(rank: Rank, hidden: int, layer: Layer, plan: Plan, tokens: 
     if plan.tp == 1:
         return ZERO, ZERO
     rounds = 2.0 if layer.experts is None or plan.expert_tp else 1.0
-    size = tokens * hidden * HALF
+    size = tokens * hidden * plan.width
     span = Span(plan.tp)
     one = 2 * rank.links.all_gather(span, size) if plan.sequence_parallel else rank.links.all_reduce(span, size)
     shown = rank.operators.calibration.overlap_tp if plan.overlap_tp else 1.0

@@ -30,19 +30,21 @@ class States:
 
 
 def state_bytes(
-    parameters: float, ranks: float, zero: int, trained: float | None = None, gradient_bytes: float = 2.0
-) -> States:
-    """Weights in 16 bits, gradients, and 12 bytes of float32 master and Adam moments; ZeRO cuts them over `ranks`.
+    parameters: float, ranks: float, zero: int, trained: float | None = None, gradient_bytes: float = 2.0,
+    width: float = HALF,
+) -> States:  # fmt: skip
+    """Weights, gradients, float32 master and Adam moments; ZeRO cuts them over `ranks`.
 
     Args:
+        width: bytes of a weight; one of 4 is its own master.
         trained: parameters with gradients; all when None.
         gradient_bytes: 2 in the ZeRO paper, 4 where gradients are accumulated in float32.
     """
     own = parameters if trained is None else trained
     return States(
-        HALF * parameters / (ranks if zero >= 3 else 1),
+        width * parameters / (ranks if zero >= 3 else 1),
         gradient_bytes * own / (ranks if zero >= 2 else 1),
-        12.0 * own / (ranks if zero >= 1 else 1),
+        (12.0 if width == HALF else 8.0) * own / (ranks if zero >= 1 else 1),
     )
 
 
@@ -74,10 +76,10 @@ def layer_activation_bytes(hidden: int, layer: Layer, plan: Plan, tokens: float,
 
     With full recompute only its input. `tokens` are those before tp cuts them.
     """
-    own, t = layer.attention, plan.tp
+    own, t, size = layer.attention, plan.tp, plan.width
     spread = t if plan.sequence_parallel else 1
     if plan.full_recompute:
-        return HALF * tokens * hidden / spread
+        return size * tokens * hidden / spread
     queries, values = own.heads * own.head_dim, own.heads * own.value_dim
     if own.latent:
         keys = own.heads * (own.head_dim + own.value_dim) + (own.q_rank + own.kv_rank + own.rope_dim) * t
@@ -85,38 +87,39 @@ def layer_activation_bytes(hidden: int, layer: Layer, plan: Plan, tokens: float,
         keys = own.kv_heads * (own.head_dim + own.value_dim)
     kept_points = 0.0 if {"pointwise", "half"} & plan.recompute else 1.0
     # Replicated without sequence parallelism: both residual inputs, both norms' outputs, dropout masks.
-    base = hidden * (2 * HALF + 2 * HALF * (kept_points if plan.compiled else 1.0) + (2.0 if plan.dropout else 0.0))
+    base = hidden * (2 * size + 2 * size * (kept_points if plan.compiled else 1.0) + (2.0 if plan.dropout else 0.0))
     if not plan.compiled and kept_points:
         base += 2 * 4 * hidden  # norms keep float32 inputs
     bytes_ = tokens * base / spread
     # Cut over tp: queries, keys, values, what attention gives.
-    inner = HALF * (queries + keys + values) + 4.0 * own.heads
+    inner = size * (queries + keys + values) + 4.0 * own.heads
     if "attention" in plan.recompute and plan.fused_attention:
-        inner -= HALF * values + 4.0 * own.heads
+        inner -= size * values + 4.0 * own.heads
     if own.latent and {"projections", "latents"} & plan.recompute:
-        inner -= HALF * (queries + keys - (own.q_rank + own.kv_rank + own.rope_dim) * t)
+        inner -= size * (queries + keys - (own.q_rank + own.kv_rank + own.rope_dim) * t)
     bytes_ += tokens * inner / t
     if not plan.fused_attention and "attention" not in plan.recompute:
-        bytes_ += 5.0 * own.heads * tokens * seq / t  # softmax's output twice in 16 bits, and the mask
+        # Softmax's output; of dropout a second one and the mask.
+        bytes_ += (2 * size + 1 if plan.dropout else size) * own.heads * tokens * seq / t
     part = layer.feed_forward
     if part is not None and "feed_forward" not in plan.recompute:
         wide = part.width * ((2 if part.gated else 1) + kept_points)
-        bytes_ += tokens * HALF * wide / t
+        bytes_ += tokens * size * wide / t
     if layer.cross is not None:
         block = layer.cross.feed_forward
         wide = block.width * ((2 if block.gated else 1) + kept_points)
-        bytes_ += tokens * (base / spread + HALF * (2 * hidden + wide) / t)
+        bytes_ += tokens * (base / spread + size * (2 * hidden + wide) / t)
     experts = layer.experts
     if experts is not None and "experts" not in plan.recompute:
         routed = tokens * experts.top_k / (1 if plan.expert_tp else t)
         acts = kept_points if "experts_activation" not in plan.recompute else 0.0
         wide = experts.each.width * ((2 if experts.each.gated else 1) + acts) / (t if plan.expert_tp else 1)
-        bytes_ += routed * HALF * (hidden + wide) + tokens / t * 8.0 * experts.count
+        bytes_ += routed * size * (hidden + wide) + tokens / t * 8.0 * experts.count
         if experts.shared_width:
-            bytes_ += tokens * HALF * experts.shared_width * ((2 if experts.each.gated else 1) + acts) / t
+            bytes_ += tokens * size * experts.shared_width * ((2 if experts.each.gated else 1) + acts) / t
     if "half" in plan.recompute:
         wide = part.width * (2 if part.gated else 1) if part is not None else 0
-        bytes_ -= tokens * HALF * (hidden + 0.5 * wide) / t * 0.5
+        bytes_ -= tokens * size * (hidden + 0.5 * wide) / t * 0.5
     return bytes_
 
 
@@ -153,8 +156,8 @@ def rank_parameters(model: Model, plan: Plan, rank: int) -> tuple[float, float]:
 def _on_rank(model: Model, plan: Plan, rank: int) -> Memory:
     dense, experts = rank_parameters(model, plan, rank)
     trained = model.trained_parameters / model.parameters
-    wide = state_bytes(dense, plan.dp * plan.cp, plan.zero, dense * trained, plan.gradient_bytes)
-    routed = state_bytes(experts, plan.expert_ranks, plan.zero, experts * trained, plan.gradient_bytes)
+    wide = state_bytes(dense, plan.dp * plan.cp, plan.zero, dense * trained, plan.gradient_bytes, plan.width)
+    routed = state_bytes(experts, plan.expert_ranks, plan.zero, experts * trained, plan.gradient_bytes, plan.width)
     layers = rank_layers(model, plan, rank)
     kept = sum(layer_activation_bytes(model.hidden, layer, plan, plan.tokens, plan.seq) for layer in layers)
     flying = in_flight(plan, rank)
@@ -165,15 +168,15 @@ def _on_rank(model: Model, plan: Plan, rank: int) -> Memory:
         working = 2 * layer_activation_bytes(model.hidden, layers[0], whole, plan.tokens, plan.seq)
     gathered = 0.0
     if plan.zero >= 3 and not plan.gathers:
-        gathered = (HALF + plan.gradient_bytes) * (dense + experts)
+        gathered = (plan.width + plan.gradient_bytes) * (dense + experts)
     elif plan.zero >= 3 and layers:
         biggest = max((layer.parameters(model.hidden) for layer in layers), default=0) / plan.tp / plan.ep
         largest = max(biggest, model.hidden * model.vocab / plan.tp if rank in (0, plan.pp - 1) else 0)
-        gathered = 2 * HALF * biggest + (HALF + plan.gradient_bytes) * largest
+        gathered = 2 * plan.width * biggest + (plan.width + plan.gradient_bytes) * largest
     logits = 0.0
     if rank == plan.pp - 1:
-        # 16-bit logits, their float32 copy, and the gradient of that, at the peak.
-        logits = plan.tokens * model.vocab / plan.tp * (2.0 + 4.0 + 4.0)
+        # Logits, their float32 copy where they are in 16 bits, and the gradient of that, at the peak.
+        logits = plan.tokens * model.vocab / plan.tp * ((2.0 if plan.width == HALF else 0.0) + 4.0 + 4.0)
     towers = 0.0
     if rank == 0:
         for tower in model.towers:

@@ -164,10 +164,14 @@ class Operators:
         share = self.calibration.attention_share(self.chip.generation, version) * length / (length + ramp)
         share *= min(1.0, (head_dim + values) / 256) ** NARROW * min(1.0, queries / 64)
         share *= self.calibration.attention_backward if backward else 1.0
-        kind = "bf16" if "bf16" in self.chip.peaks else "fp16"
+        kind = dtype_name(dtype)
+        if kind not in ("fp32", "tf32"):
+            kind = "bf16" if "bf16" in self.chip.peaks else "fp16"
         compute = work / (self.chip.peak(kind) * share * self.attention_clock)
         groups = kv_heads or heads
-        touched = batch * (groups * length * (head_dim + values) * kv_bytes + heads * queries * (head_dim + values) * 2)
+        touched = batch * (
+            groups * length * (head_dim + values) * kv_bytes + heads * queries * (head_dim + values) * BYTES[kind]
+        )
         return self._roof(compute, touched * (2.5 if backward else 1.0) / self.streaming) + self.launch_s
 
     def stream(self, moved: float, kernels: float = 1.0) -> float:

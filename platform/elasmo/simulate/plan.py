@@ -29,7 +29,8 @@ class Plan:
             `pointwise` (norms, activations), `half` (every second matrix product, as torch's selective checkpointing
             does), `projections`, `latents` (keys and values of their compressed form), `feed_forward`, `experts`,
             `experts_activation`; or `full`.
-        dtype: of the matrix products; attention, logits and what is not a product are in 16 bits.
+        dtype: of the matrix products; attention, logits and what is not a product are in 16 bits, or in 32 where the
+            products are fp32 or tf32.
         context: how cp exchanges keys and values.
         fused_attention: no scores in memory (Dao et al. 2022); before, softmax and dropout passed through memory.
         attention_version: of the fused kernels: FlashAttention 1 (2022) or 2 (2023), or 3 for those written for this
@@ -39,6 +40,8 @@ class Plan:
         overlap_tp, overlap_dp, overlap_ep: communication that runs beside compute.
         gradient_bytes: of a gradient that is accumulated and reduced.
         expert_tp: experts are cut over tp as well.
+        document: tokens that a query may attend to in a packed sequence, the mean over queries; None for all of `seq`.
+            Only fused kernels save the pairs between samples.
         hybrid: ZeRO 3 inside a scale-up domain, replicas across domains (FSDP's hybrid sharding, slices of a TPU pod).
     """
 
@@ -67,6 +70,7 @@ class Plan:
     gradient_bytes: float = 4.0
     expert_tp: bool = False
     hybrid: bool = False
+    document: float | None = None
 
     @property
     def world(self) -> int:
@@ -81,6 +85,21 @@ class Plan:
     def tokens(self) -> float:
         """Of a micro-batch on a rank, before tp cuts them."""
         return self.micro_batch * self.seq / self.cp
+
+    @property
+    def plain_dtype(self) -> str:
+        """Of products that are never quantised: attention, logits, routers, towers' inputs."""
+        return "bf16" if self.dtype in ("fp8", "fp4") else self.dtype
+
+    @property
+    def width(self) -> float:
+        """Bytes of an activation, and of a weight that products read."""
+        return 4.0 if self.dtype in ("fp32", "tf32") else 2.0
+
+    @property
+    def attended(self) -> float:
+        """Tokens of the sequences that attention computes."""
+        return self.document if self.document and self.fused_attention and self.cp == 1 else float(self.seq)
 
     @property
     def gathers(self) -> bool:
@@ -145,6 +164,13 @@ def refusals(plan: Plan, model: Model, count: int | None = None) -> list[str]:
         found.append(f"zero={plan.zero} must be 0, 1, 2 or 3")
     if plan.context == "ulysses" and heads % (plan.tp * plan.cp):
         found.append(f"tp={plan.tp} x cp={plan.cp} must divide heads={heads} with Ulysses; use ring")
+    if plan.chunks > 1 and plan.schedule != "interleaved":
+        found.append(f"chunks={plan.chunks} needs schedule=interleaved, not {plan.schedule}; use chunks=1")
+    elif plan.chunks > 1 and plan.micro_batches % plan.pp:
+        found.append(
+            f"schedule=interleaved needs micro-batches that pp={plan.pp} divides, not {plan.micro_batches}; "
+            "change the global batch or use chunks=1"
+        )
     if plan.seq % plan.cp:
         found.append(f"cp={plan.cp} must divide seq={plan.seq}")
     return found

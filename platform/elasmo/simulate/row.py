@@ -1,7 +1,8 @@
 """A row of a published table read as model, plan and cluster; what it leaves blank is chosen as its owner would have.
 
-Blank means unknown. A column that decides nothing physical (names, sources' own rates) is not read, except that a
-source older than fused attention cannot have used it, and that notes may state a kernel, an overlap or slices.
+Blank means unknown. A column that decides nothing physical (names, sources, their own rates) is not read, except for
+the date in a source: one older than fused attention cannot have used it. Notes may state an overlap or slices. A column
+`attention`, which anybody can fill in, or the notes say which kernels computed attention; blank, the layout tells.
 """
 
 from __future__ import annotations
@@ -23,11 +24,12 @@ from elasmo.simulate.training import Step, fits, simulate_step
 FUSED_ATTENTION = (2022, 12)
 """Month after which a source is taken to have fused attention: half a year after Dao et al., arXiv:2205.14135."""
 KERNELS = (
-    (3, re.compile(r"megatron|nemo|transformer.?engine|cudnn|flash.?attention.?3|\bfa3\b|splash", re.IGNORECASE)),
-    (1, re.compile(r"llm-foundry|flash.?attention.?1|\bfa1\b|triton", re.IGNORECASE)),
+    (3, re.compile(r"transformer.?engine|cudnn|flash.?attention.?(?:v|version)? ?3|\bfa3\b|splash", re.IGNORECASE)),
+    (2, re.compile(r"flash.?attention.?(?:v|version)? ?2|\bfa2\b|sdpa|scaled_dot_product", re.IGNORECASE)),
+    (1, re.compile(r"flash.?attention.?(?:v|version)? ?1|\bfa1\b|triton", re.IGNORECASE)),
 )
-"""Versions of fused attention by the software that a row's source or notes name, from that software's documentation:
-Transformer Engine calls cuDNN's; llm-foundry's default was a Triton FlashAttention of 2022. Else version 2."""
+"""Versions of fused attention by the words of a row's column `attention` or of its notes, from the kernels' own
+documentation: Transformer Engine calls cuDNN's; torch's scaled_dot_product_attention is FlashAttention 2."""
 RAN = 1.1
 """A published row ran: what is left open may need this much more than the memory, by this model's own error."""
 MONTHS = ["jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"]
@@ -94,7 +96,7 @@ def read_row(row: Mapping[str, str], own: Iterable[Accelerator] = ()) -> Reading
         sequence_parallel=tp > 1 and (sequence in ("1", "true", "yes") if sequence else not old),
         dtype=kind, context="ulysses" if "ulysses" in notes.lower() else "ring",
         fused_attention=not old, dropout=old,
-        attention_version=3 if tpu else _kernels(row.get("source_ref", ""), notes),
+        attention_version=3 if tpu else _kernels(row, stage),
         compiled=not ("eager" in notes.lower() or ("FSDP" in notes and "compile" not in notes.lower() and not tpu)),
         overlap_tp="async" in notes.lower() or tpu or (not old and stage < 3), overlap_dp=not old,
         # Blank: pipelines hide an exchange that leaves the scale-up domain behind another micro-batch (DualPipe).
@@ -187,12 +189,16 @@ def _date(source: str) -> tuple[int, int]:
     return min(dates, default=(9999, 1))
 
 
-def _kernels(source: str, notes: str) -> int:
-    """Version of the attention kernels; a source of before version 2 (arXiv:2307.08691) has version 1."""
-    for version, software in KERNELS:
-        if software.search(source + notes):
+def _kernels(row: Mapping[str, str], zero: int) -> int:
+    """Version of the attention kernels: what a row says, else what was there for its date and its kind of layout.
+
+    Fully sharded runs are torch's, whose own attention is version 2; runs that cut tensors, pipelines or optimizer
+    states call the vendor's kernels. Before version 2 (arXiv:2307.08691) there was only the first.
+    """
+    for version, kernels in KERNELS:
+        if kernels.search(f"{row.get('attention', '')} {row.get('notes', '')}"):
             return version
-    return 1 if _date(source) < (2023, 7) else 2
+    return 1 if _date(row.get("source_ref", "")) < (2023, 7) else 2 if zero >= 3 else 3
 
 
 def _kept(text: str, zero: int) -> list[frozenset[str]]:

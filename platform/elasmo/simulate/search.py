@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import product
 from typing import Literal
 
@@ -44,12 +45,37 @@ class Search:
 
     Attributes:
         steps: the best plans, best first.
+        fitting: all that fit. front: those of them that no other beats in time, price and energy, fastest first.
         tried: legal layouts. unfit: those of them that no recompute makes fit.
     """
 
     steps: tuple[Step, ...]
     tried: int
     unfit: int
+    fitting: tuple[Step, ...] = ()
+
+    @cached_property
+    def front(self) -> tuple[Step, ...]:
+        return tuple(pareto(self.fitting))
+
+
+def pareto(steps: Iterable[Step]) -> list[Step]:
+    """Steps that none beats: no other is at least as good in seconds, dollars and joules a token, and better in one.
+
+    What is not known of any step (a price, a power) is not compared.
+    """
+    found: list[tuple[tuple[float, ...], Step]] = []
+    for step in sorted(steps, key=_objectives):
+        own = _objectives(step)
+        # Sorted, no later step can beat an earlier one, only be equal to it.
+        if not any(all(a <= b for a, b in zip(other, own, strict=True)) for other, _ in found):
+            found.append((own, step))
+    return [step for _, step in found]
+
+
+def _objectives(step: Step) -> tuple[float, ...]:
+    """Seconds, then dollars and joules a token; an unknown one is equal for all."""
+    return step.seconds, step.usd_per_mtoken or 0.0, step.joules_per_token or 0.0
 
 
 class UnfitError(ValueError):
@@ -107,8 +133,13 @@ def _chunks(model: Model, pp: int, micro_batches: int) -> list[int]:
     return [1, *(even[-2:] if micro_batches % pp == 0 else [])]
 
 
-def search(model: Model, cluster: Cluster, job: Job, goal: Goal = "time", top: int = 5) -> Search:
+def search(
+    model: Model, cluster: Cluster, job: Job, goal: Goal = "time", top: int = 5, suggest: bool = True
+) -> Search:  # fmt: skip
     """The `top` plans by time, dollars or joules a token. For equal clusters, price and time rank alike.
+
+    Args:
+        suggest: where nothing fits, look for a cluster on which something would.
 
     Raises:
         PlanError: no layout is legal; gives the reason and the nearest legal one.
@@ -134,7 +165,7 @@ def search(model: Model, cluster: Cluster, job: Job, goal: Goal = "time", top: i
     if tried == 0:
         raise PlanError(_nearest(model, cluster, job))
     if tightest is not None and not found:
-        raise UnfitError(_unfit(model, cluster, job, tightest, USABLE * least.memory))
+        raise UnfitError(_unfit(model, cluster, job, tightest, USABLE * least.memory, suggest))
     if goal == "energy" and any(step.joules_per_token is None for step in found):
         raise PlanError("goal=energy needs the power of every accelerator; give power_w in the hardware YAML.")
     key = {
@@ -142,13 +173,13 @@ def search(model: Model, cluster: Cluster, job: Job, goal: Goal = "time", top: i
         "price": lambda step: step.usd_per_mtoken if step.usd_per_mtoken is not None else step.seconds,
         "energy": lambda step: step.joules_per_token,
     }[goal]
-    return Search(tuple(sorted(found, key=key)[:top]), tried, unfit)
+    return Search(tuple(sorted(found, key=key)[:top]), tried, unfit, tuple(found))
 
 
-def scaling(
-    model: Model, cluster: Cluster, job: Job, most: int, goal: Goal = "time"
-) -> list[tuple[int, Step | None]]:  # fmt: skip
-    """The best plan on 1, 2, 4, ... times the cluster up to `most` accelerators; None where the model does not fit.
+def searches(
+    model: Model, cluster: Cluster, job: Job, most: int, goal: Goal = "time", top: int = 1
+) -> list[tuple[int, Search | None]]:  # fmt: skip
+    """A search on 1, 2, 4, ... times the cluster up to `most` accelerators; None where the model does not fit.
 
     The global batch is the same everywhere, so that the runs are the same run: the job's, or `most` where it is less.
 
@@ -156,15 +187,25 @@ def scaling(
         HardwareError: a mixed fleet, which has no multiples.
     """
     same = Job(job.seq, max(job.global_batch, most), job.dtype, job.fixed)
-    curve: list[tuple[int, Step | None]] = []
+    found: list[tuple[int, Search | None]] = []
     count = cluster.count
     while count <= most:
         try:
-            curve.append((count, search(model, cluster.resized(count), same, goal, top=1).steps[0]))
+            found.append((count, search(model, cluster.resized(count), same, goal, top, suggest=False)))
         except UnfitError:
-            curve.append((count, None))
+            found.append((count, None))
         count *= 2
-    return curve
+    return found
+
+
+def curve_of(found: Iterable[tuple[int, Search | None]]) -> list[tuple[int, Step | None]]:
+    """The best plan for each number of accelerators."""
+    return [(count, None if each is None else each.steps[0]) for count, each in found]
+
+
+def front_of(found: Iterable[tuple[int, Search | None]]) -> list[Step]:
+    """The plans over all numbers of accelerators that no other beats in time, price and energy at once."""
+    return pareto(step for _, each in found if each is not None for step in each.front)
 
 
 def _nearest(model: Model, cluster: Cluster, job: Job) -> str:
@@ -173,7 +214,8 @@ def _nearest(model: Model, cluster: Cluster, job: Job) -> str:
     cut = fixed.get("tp", 1) * fixed.get("pp", 1) * fixed.get("cp", 1)
     dp = fixed.get("dp", max(1, cluster.count // cut))
     values = {**fixed, "dp": dp}
-    asked = Plan(seq=job.seq, global_batch=job.global_batch, dtype=job.dtype).having(**values)
+    schedule: Schedule = "interleaved" if fixed.get("chunks", 1) > 1 else "1f1b"
+    asked = Plan(seq=job.seq, global_batch=job.global_batch, dtype=job.dtype, schedule=schedule).having(**values)
     reasons = refusals(asked, model, cluster.count) or ["no layout suits the batch"]
     free = list(layouts(model, cluster, Job(job.seq, job.global_batch, job.dtype)))
     text = "; ".join(reasons) + "."
@@ -183,14 +225,16 @@ def _nearest(model: Model, cluster: Cluster, job: Job) -> str:
     return f"{text} The nearest legal layout is {near}."
 
 
-def _unfit(model: Model, cluster: Cluster, job: Job, tightest: tuple[float, Plan], usable: float) -> str:
+def _unfit(
+    model: Model, cluster: Cluster, job: Job, tightest: tuple[float, Plan], usable: float, suggest: bool
+) -> str:  # fmt: skip
     """By how much nothing fits, and the smallest cluster of the same kind on which something does."""
     over, plan = tightest
     text = (
         f"{model.name or 'The model'} does not fit on {cluster}: the tightest layout, {plan}, needs "
         f"{over / GIB:.1f} GiB a rank, {(over - usable) / GIB:.1f} GiB more than the {usable / GIB:.1f} GiB usable."
     )
-    if len(cluster.groups) > 1:
+    if len(cluster.groups) > 1 or not suggest:
         return text
     count = cluster.count
     while count < 1 << 15:

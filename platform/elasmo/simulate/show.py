@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from rich.table import Table
@@ -37,6 +38,22 @@ def plans_table(model: Model, cluster: Cluster, found: Search) -> Table:
             f"{step.tokens_per_s_each:,.0f}", f"{step.mfu:.1%}", f"{step.memory.total / GIB:.1f} GiB",
             _known(step.power_w, "{:.0f}"), _known(step.joules_per_token, "{:.3g}"),
             _known(step.usd_per_mtoken, "{:.3g}"),
+        )  # fmt: skip
+    return table
+
+
+def front_table(model: Model, cluster: Cluster, steps: Sequence[Step]) -> Table:
+    """Plans that no other beats in time, price and energy at once. Every number in it is simulated."""
+    table = Table(
+        title=f"{model.name or 'model'} on {cluster.groups[0].chip.name}, simulated: the front of time, price, energy",
+        caption="Each row is better than every other plan in at least one of the three.",
+    )
+    for name in ("accelerators", "layout", "step", "$/M tokens", "J/token", "MFU", "W each"):
+        table.add_column(name, justify="left" if name == "layout" else "right")
+    for step in steps:
+        table.add_row(
+            f"{step.plan.world:,}", str(step.plan), f"{step.seconds:.2f} s", _known(step.usd_per_mtoken, "{:.4g}"),
+            _known(step.joules_per_token, "{:.4g}"), f"{step.mfu:.1%}", _known(step.power_w, "{:.0f}"),
         )  # fmt: skip
     return table
 
@@ -85,12 +102,19 @@ def step_json(step: Step) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def scaling_json(model: Model, curve: Sequence[tuple[int, Step | None]], front: Sequence[Step]) -> dict[str, Any]:
+    """A scaling curve and the plans that none beats, as plain data."""
+    points = [{"accelerators": count, "step": None if step is None else step_json(step)} for count, step in curve]
+    return {"model": model.name, "scaling": points, "front": [step_json(step) for step in front]}
+
+
 def plans_json(model: Model, cluster: Cluster, found: Search, explained: bool) -> dict[str, Any]:
     """A search as plain data."""
     made: dict[str, Any] = {
         "model": model.name, "parameters": model.parameters, "active_parameters": model.active_parameters,
         "cluster": str(cluster), "mfu_formula": FORMULA, "tried": found.tried, "unfit": found.unfit,
         "plans": [step_json(step) for step in found.steps],
+        "front": [step_json(step) for step in found.front],
     }  # fmt: skip
     if explained:
         why = explain(model, found.steps[0], cluster)

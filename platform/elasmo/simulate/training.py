@@ -17,8 +17,8 @@ from elasmo.simulate.calibration import Calibration, default_calibration
 from elasmo.simulate.cluster import Cluster, Group
 from elasmo.simulate.collectives import Links, Span
 from elasmo.simulate.cost import ZERO, Cost
-from elasmo.simulate.flops import step_flops
-from elasmo.simulate.layer_cost import HALF, LayerCost, Rank, layer_cost
+from elasmo.simulate.flops import attention_flops, step_flops
+from elasmo.simulate.layer_cost import LayerCost, Rank, layer_cost
 from elasmo.simulate.memory import Memory, rank_parameters, training_memory
 from elasmo.simulate.model import Layer, Model, Tower
 from elasmo.simulate.operators import Operators
@@ -79,10 +79,14 @@ def simulate_step(
         spent = {**spent, "data stall": data_s - busy}
     seconds = sum(spent.values())
     tokens = plan.global_batch * plan.seq
-    work = step_flops(model, plan.seq, plan.global_batch)
+    work = step_flops(model, plan.seq, plan.global_batch, document=plan.document)
     peak = sum(each.count * each.chip.peak(plan.dtype) for each in cluster.groups)
     forwards = 3 + (1 if plan.full_recompute else 0.5 if "half" in plan.recompute else 0)
-    watts = _power(cluster, spent, seconds, work * forwards / 3, peak)
+    done = work * forwards / 3
+    if "attention" in plan.recompute:
+        done += attention_flops(model, plan.document or plan.seq) * tokens
+    scores = 0.0 if plan.fused_attention else spent.get("attention", 0.0)  # unfused, they pass through memory
+    watts = _power(cluster, spent, seconds, done, peak, scores)
     price = cluster.price_usd_h
     return Step(
         plan=plan,
@@ -92,7 +96,7 @@ def simulate_step(
         tokens_per_s=tokens / seconds,
         tokens_per_s_each=tokens / seconds / cluster.count,
         mfu=work / seconds / peak,
-        hfu=work * forwards / 3 / seconds / peak,
+        hfu=done / seconds / peak,
         power_w=watts,
         joules_per_token=None if watts is None else watts * cluster.count * seconds / tokens,
         usd_per_mtoken=None if price is None else price / 3600 * seconds / tokens * 1e6,
@@ -100,9 +104,11 @@ def simulate_step(
     )
 
 
-def _power(cluster: Cluster, spent: dict[str, float], seconds: float, work: float, peak: float) -> float | None:
+def _power(
+    cluster: Cluster, spent: dict[str, float], seconds: float, work: float, peak: float, scores: float
+) -> float | None:
     linked = sum(spent.get(name, 0.0) for name in ("tp", "cp", "ep", "fsdp", "gradients", "pipeline send"))
-    streamed = spent.get("pointwise", 0.0) + spent.get("optimizer", 0.0)
+    streamed = spent.get("pointwise", 0.0) + spent.get("optimizer", 0.0) + scores
     watts = [
         power_w(each.chip, min(1.0, work / seconds / peak / 0.75), streamed / seconds, linked / seconds)
         for each in cluster.groups
@@ -148,7 +154,7 @@ def _stage(model: Model, plan: Plan, rank: Rank, first: int, end: int, parts: in
         count[layer] = count.get(layer, 0) + 1
     neutral = plan.having(global_batch=1, micro_batch=1, dp=1, pp=1, chunks=1, zero=0, schedule="1f1b")
     for layer, times in count.items():
-        cost = layer_cost(rank, model.hidden, layer, neutral, plan.tokens, plan.seq, True)
+        cost = layer_cost(rank, model.hidden, layer, neutral, plan.tokens, plan.attended, True)
         back = cost.backward if not model.frozen_decoder else cost.backward.times(0.5)
         forward = forward + cost.forward.times(times)
         backward = backward + (back + cost.again).times(times)
@@ -165,7 +171,7 @@ def _stage(model: Model, plan: Plan, rank: Rank, first: int, end: int, parts: in
         forward = forward + towers[0] + Cost(pointwise=look)
         backward = backward + towers[1] + Cost(pointwise=2 * look)
     if end == model.depth:
-        kind = "bf16" if plan.dtype in ("fp8", "fp4") else plan.dtype
+        kind = plan.plain_dtype
         columns = max(1, model.vocab // plan.tp)
         head = ops.gemm(t, columns, h, kind)
         gradient = ops.gemm(t, h, columns, kind) + ops.gemm(h, columns, t, kind)
@@ -174,7 +180,7 @@ def _stage(model: Model, plan: Plan, rank: Rank, first: int, end: int, parts: in
         forward = forward + Cost(matmul=head, pointwise=0.6 * loss)
         backward = backward + Cost(matmul=gradient, pointwise=0.4 * loss)
         if plan.gathers:
-            fsdp += 0.1 * rank.links.all_gather(Span(plan.dp * plan.cp, plan.tp), HALF * h * columns)
+            fsdp += 0.1 * rank.links.all_gather(Span(plan.dp * plan.cp, plan.tp), plan.width * h * columns)
     if host and plan.chunks > 1:
         host += rank.operators.calibration.micro_batch_s  # nothing hides the hand-over of a chunk from a host that lags
     return Stage(forward, backward, fsdp, host)
@@ -185,12 +191,14 @@ def _sharded(rank: Rank, plan: Plan, parameters: float, layer: Layer, hidden: in
     experts = layer.experts.count * layer.experts.each.parameters(hidden) if layer.experts is not None else 0
     whole = Span(shard_ranks(plan, rank), plan.tp)
     own = (parameters - experts) / plan.tp
-    gather = rank.links.all_gather(whole, HALF * own)
+    gather = rank.links.all_gather(whole, plan.width * own)
     scatter = rank.links.all_gather(whole, plan.gradient_bytes * own)
     if experts and plan.expert_ranks > 1:
         part = Span(plan.expert_ranks, plan.tp * plan.ep)
-        gather += rank.links.all_gather(part, HALF * experts / plan.ep)
+        gather += rank.links.all_gather(part, plan.width * experts / plan.ep)
         scatter += rank.links.all_gather(part, plan.gradient_bytes * experts / plan.ep)
+    if not plan.overlap_dp:
+        return 2 * gather + scatter
     hidden_s = rank.operators.calibration.of("contention", rank.operators.chip.generation)
     shown = 0.0
     for moved, computed in (
@@ -206,14 +214,17 @@ def _towers(model: Model, plan: Plan, rank: Rank) -> tuple[Cost, Cost]:
     forward, backward = ZERO, ZERO
     plain = Plan(
         seq=1, global_batch=1, dtype=plan.dtype, tp=1, compiled=plan.compiled, recompute=plan.recompute,
-        gradient_bytes=plan.gradient_bytes, zero=0,
+        gradient_bytes=plan.gradient_bytes, zero=0, fused_attention=plan.fused_attention,
+        attention_version=min(2, plan.attention_version),
     )  # fmt: skip
     for tower in model.towers:
         media = plan.micro_batch * tower.media / (plan.tp * plan.cp)
         if media <= 0 or tower.positions <= 0:
             continue
         if tower.spread and plan.dp > 1:
-            media *= 1 + tower.spread / math.sqrt(max(1.0, plan.micro_batch)) * math.sqrt(2 * math.log(plan.dp))
+            # Ranks wait for each other at every layer where weights are gathered, else once a step.
+            drawn = plan.micro_batch * (1 if plan.gathers else plan.micro_batches)
+            media *= 1 + tower.spread / math.sqrt(max(1.0, drawn)) * math.sqrt(2 * math.log(plan.dp))
         tokens = media * tower.positions
         if tower.layers:
             cost = layer_cost(rank, tower.hidden, tower.layer, plain, tokens, float(tower.positions), False)
@@ -221,23 +232,23 @@ def _towers(model: Model, plan: Plan, rank: Rank) -> tuple[Cost, Cost]:
             if not tower.frozen:
                 backward = backward + (cost.backward + cost.again).times(tower.layers)
         gemm = rank.operators.gemm
-        made = gemm(tokens, tower.hidden, max(1, tower.input_width), "bf16")
-        out = sum(gemm(media * max(1, tower.tokens), b, a, "bf16") for a, b in pairwise(tower.projector))
-        sampled = _resampler(rank, tower, media)
+        made = gemm(tokens, tower.hidden, max(1, tower.input_width), plan.plain_dtype)
+        out = sum(gemm(media * max(1, tower.tokens), b, a, plan.plain_dtype) for a, b in pairwise(tower.projector))
+        sampled = _resampler(rank, tower, media, plan.plain_dtype)
         out += sampled
         forward = forward + Cost(matmul=made + out)
         backward = backward + Cost(matmul=(0 if tower.frozen else made) + (0 if tower.frozen_projector else 2 * out))
     return forward, backward
 
 
-def _resampler(rank: Rank, tower: Tower, media: float) -> float:
+def _resampler(rank: Rank, tower: Tower, media: float, kind: str) -> float:
     """Forward seconds of a resampler: keys and values of every position, the rest of the latents."""
     made = tower.resampler
     if made is None:
         return 0.0
     gemm, h = rank.operators.gemm, made.hidden
     latents, seen = media * made.latents, media * (tower.positions + made.latents)
-    each = gemm(seen, 2 * h, h, "bf16") + 2 * gemm(latents, h, h, "bf16") + 2 * gemm(latents, made.width, h, "bf16")
+    each = gemm(seen, 2 * h, h, kind) + 2 * gemm(latents, h, h, kind) + 2 * gemm(latents, made.width, h, kind)
     return made.layers * each
 
 
@@ -262,7 +273,7 @@ def _on_group(
     timeline = None
     if plan.pp > 1:
         size = (
-            plan.tokens * model.hidden * HALF / plan.tp
+            plan.tokens * model.hidden * plan.width / plan.tp
         )  # cut over tp for the way (Narayanan et al. 2021, section 4.1)
         send = rank.links.send(size, plan.tp * plan.cp * plan.dp)
         forward = [stage.seconds[0] for stage in made]
@@ -303,7 +314,7 @@ def _gradients(model: Model, plan: Plan, rank: Rank, worst: int, made: Sequence[
     ):
         if own and span.size > 1:
             scatter = rank.links.all_gather(span, plan.gradient_bytes * own * share)
-            gather = rank.links.all_gather(span, (HALF if plan.zero else plan.gradient_bytes) * own * share)
+            gather = rank.links.all_gather(span, (plan.width if plan.zero else plan.gradient_bytes) * own * share)
             if not plan.overlap_dp:
                 shown += scatter + gather
                 continue
@@ -328,6 +339,8 @@ def _across_domains(model: Model, plan: Plan, rank: Rank, made: Sequence[Stage],
         return 0.0
     size = plan.gradient_bytes * model.trained_parameters / plan.tp / shards
     moved = rank.links.all_reduce(Span(replicas, shards * plan.tp), size)
+    if not plan.overlap_dp:
+        return moved
     hide = 0.8 * sum(stage.seconds[1] for stage in made)
     return max(0.0, moved - hide) + busy * min(moved, hide)
 
