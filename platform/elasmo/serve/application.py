@@ -37,8 +37,9 @@ def app(config: Config) -> serve.Application:
     verify(published)
     prefill = _deployment(Prefill, settings.prefill, settings.prefill.max_ongoing).bind(published, settings)
     decode = _deployment(Decode, settings.decode, settings.decode.max_ongoing).bind(published, settings)
-    # Ingress replicas refuse by themselves, in OpenAI's shape; Serve's own limit only has to stay out of their way.
-    ingress = _deployment(serve.ingress()(Ingress), settings.ingress, 4 * settings.max_queue + 64)
+    # Ingress replicas refuse by themselves, in OpenAI's shape; Serve's own limits only catch what never reaches them.
+    most = 4 * settings.max_queue + 64
+    ingress = _deployment(serve.ingress()(Ingress), settings.ingress, most).options(max_queued_requests=most)
     return ingress.bind(published, settings, prefill, decode)
 
 

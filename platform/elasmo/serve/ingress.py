@@ -50,7 +50,9 @@ class Ingress:
         ingress = {
             "pid": os.getpid(),
             "in_flight": admission.in_flight,
-            "kv_held_bytes": admission.kv_bytes,
+            "running": admission.running,
+            "waiting": admission.waiting,
+            "kv_held_bytes": admission.store_bytes,
             "refused": admission.refused,
         }
         return {"ingress": {**ingress, **self._totals.as_dict()}, **dict(zip(self._handles, pools, strict=True))}
