@@ -297,6 +297,15 @@ class ServeConfig(Section):
     text_chars: Positive = Field(1_000_000, description="characters of text, tools and schema that a request may have")
     media_per_request: Positive = Field(16, description="images and sounds of one request")
     keys: dict[str, KeyConfig] = Field({}, description="API keys by name; anybody may ask when there are none")
+    mode: Literal["auto", "split", "local"] = Field(
+        "split", description="where prompts run: in the prefill pool, in the decode replica, or what costs least"
+    )
+    handover_tokens: Positive = Field(
+        128, description="for mode=auto: prompt tokens that a replica computes in the time a hand-over of KV takes"
+    )
+    affinity_slack: Annotated[int, Field(ge=0)] = Field(
+        4, description="requests that the replica with a prompt's beginning may have more than the idlest to get it"
+    )
     coalesce_ms: Annotated[float, Field(ge=0)] = Field(
         8.0, description="how long tokens after the first wait to share a message; 0 sends each step's token alone"
     )

@@ -32,7 +32,7 @@ class Ingress:
         self._totals = Totals()
         self._metrics = Metrics()
         model, processor = read_served_model(published, config)
-        self._service = ChatService(model, processor, config, ReplicaPools(prefill, decode), self._on_end)
+        self._service = ChatService(model, processor, config, ReplicaPools(prefill, decode, config), self._on_end)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Serve's hook for an app built in the replica, so that no app object is pickled."""
