@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,7 @@ from elasmo.model.encoded import Encoded
 from elasmo.model.multimodal import MultimodalDecoder
 from elasmo.model.processor import Processor
 from elasmo.serve.deadline import Deadline
+from elasmo.serve.route import Route
 from elasmo.serve.tokens import ReplicaFailed, TokenBatch
 
 
@@ -27,6 +29,7 @@ class EnginePools:
     Attributes:
         die_after: decode calls end with ReplicaFailed after so many tokens, one call an entry.
         hang: decode calls never send a token.
+        where: prompts are run.
     """
 
     def __init__(self, model: MultimodalDecoder, processor: Processor, config: EngineConfig | None = None) -> None:
@@ -34,7 +37,11 @@ class EnginePools:
         self.engine = TorchEngine(model, processor.fingerprint(), "model", config or EngineConfig(), grammars)
         self.die_after: list[int] = []
         self.hang = False
+        self.where: Route = "split"
         self._tokens: dict[str, list[TokenBatch]] = {}
+
+    def route(self, prompt: Encoded) -> Route:
+        return self.where
 
     async def prefill(self, prompt: Encoded, params: SamplingParams, deadline: Deadline) -> KVCachePayload:
         return self.engine.prefill(prompt, params)
@@ -45,10 +52,25 @@ class EnginePools:
     async def decode(
         self, kv: KVCachePayload, params: SamplingParams, sent: tuple[int, ...], deadline: Deadline
     ) -> AsyncGenerator[TokenBatch, None]:
-        budget = self.die_after.pop(0) if self.die_after else None
         request_id = uuid.uuid4().hex
-        self._tokens[request_id] = []
         self.engine.admit(request_id, kv, params, sent)
+        del kv
+        async with aclosing(self._told(request_id, deadline)) as batches:
+            async for batch in batches:
+                yield batch
+
+    async def local(
+        self, prompt: Encoded, params: SamplingParams, sent: tuple[int, ...], deadline: Deadline
+    ) -> AsyncGenerator[TokenBatch, None]:
+        request_id = uuid.uuid4().hex
+        self.engine.add(request_id, prompt, params, sent)
+        async with aclosing(self._told(request_id, deadline)) as batches:
+            async for batch in batches:
+                yield batch
+
+    async def _told(self, request_id: str, deadline: Deadline) -> AsyncGenerator[TokenBatch, None]:
+        budget = self.die_after.pop(0) if self.die_after else None
+        self._tokens[request_id] = []
         try:
             while True:
                 if self.hang:

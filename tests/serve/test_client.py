@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -17,9 +19,9 @@ from tests.serve.endpoint import QUESTION, Endpoint
 from tests.serve.tiny import png, wav
 
 
-@pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    server = uvicorn.Server(uvicorn.Config(Endpoint().app, port=0, log_level="error"))
+@contextmanager
+def running(endpoint: Endpoint) -> Iterator[str]:
+    server = uvicorn.Server(uvicorn.Config(endpoint.app, port=0, log_level="error"))
     thread = threading.Thread(target=server.run)
     thread.start()
     while not server.started:
@@ -28,6 +30,21 @@ def url() -> Iterator[str]:
     yield f"http://127.0.0.1:{socket.getsockname()[1]}"
     server.should_exit = True
     thread.join()
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with running(Endpoint()) as url:
+        yield url
+
+
+def test_a_key_is_sent_where_the_endpoint_asks_for_one() -> None:
+    keys = {"a": {"sha256": hashlib.sha256(b"alpha").hexdigest()}}
+    with running(Endpoint(keys=keys)) as url:
+        with pytest.raises(ChatError, match="needs an API key"):
+            served_model(url)
+        result = CliRunner().invoke(app, ["chat", QUESTION, "--url", url, "--max-tokens", "3", "--key", "alpha"])
+        assert result.exit_code == 0, result.output
 
 
 def test_the_served_model_is_found(url: str) -> None:

@@ -12,7 +12,7 @@ from elasmo.engine.contract import StepOutput
 from elasmo.engine.sampling import SamplingParams
 from elasmo.engine.torch_engine import TorchEngine
 from elasmo.model.sample import Message, Text
-from elasmo.serve.decode_loop import Admit, DecodeLoop, Event, Failed
+from elasmo.serve.decode_loop import Admit, DecodeLoop, Event, Failed, Run
 from tests.serve.endpoint import LIMITS
 from tests.serve.tiny import tiny_model
 
@@ -87,6 +87,36 @@ def test_a_sequence_without_room_waits_for_another_to_end() -> None:
     first, *others = (tokens(events) for events in replica.told("a", "b", "c"))
     assert others == [first, first]
     replica.loop.close()
+
+
+def test_a_prompt_that_is_run_here_gets_what_handed_over_kv_gets(replica: Replica) -> None:
+    replica.admit("handed over")
+    (whole,) = replica.told("handed over")
+    replica.loop.admit(Run("here", replica.prompt, PARAMS))
+    replica.loop.admit(Run("resumed", replica.prompt, PARAMS, tuple(tokens(whole)[:5])))
+    here, resumed = replica.told("here", "resumed")
+    assert tokens(here) == tokens(whole) and tokens(resumed) == tokens(whole)[5:]
+
+
+def test_prompts_do_not_go_past_kv_that_waits_for_its_pages() -> None:
+    needed = -(-(len(Replica().prompt.tokens) + PARAMS.max_tokens) // 4)
+    replica = Replica(blocks=needed + 2)
+    replica.admit("first")
+    replica.admit("waits")
+    for number in range(5):
+        replica.loop.admit(Run(f"later {number}", replica.prompt, PARAMS))
+    names = ["first", "waits", *(f"later {number}" for number in range(5))]
+    first, *others = (tokens(events) for events in replica.told(*names))
+    assert others == [first] * 6
+    replica.loop.close()
+
+
+def test_a_prompt_that_can_never_fit_is_refused_too() -> None:
+    small = Replica(blocks=2)
+    small.loop.admit(Run("a", small.prompt, PARAMS))
+    ((event,),) = small.told("a")
+    assert isinstance(event, Failed) and event.problem.kind == "refused"
+    small.loop.close()
 
 
 def test_a_sequence_that_can_never_fit_is_refused(replica: Replica) -> None:

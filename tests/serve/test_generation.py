@@ -16,6 +16,7 @@ from elasmo.model.encoded import Encoded
 from elasmo.serve.deadline import Deadline, DeadlineExceeded
 from elasmo.serve.generation import Attempts, generate
 from elasmo.serve.openai_errors import ApiError
+from elasmo.serve.route import Route
 from elasmo.serve.tokens import KVLost, ReplicaFailed, RequestRefused, TokenBatch
 
 LENGTH = 12
@@ -35,8 +36,17 @@ class ScriptedPools:
         self._script: Iterator[tuple[int, Exception | None]] = iter(script)
         self._prefill_errors = iter(prefill_errors)
         self.prefills = 0
+        self.where: Route = "split"
         self.used_kv: list[int] = []
         self.closed = 0
+
+    def route(self, prompt: Encoded) -> Route:
+        return self.where
+
+    def local(
+        self, prompt: Encoded, params: SamplingParams, sent: tuple[int, ...], deadline: Deadline
+    ) -> AsyncGenerator[TokenBatch, None]:
+        return self.decode(0, params, sent, deadline)
 
     async def prefill(self, prompt: Encoded, params: SamplingParams, deadline: Deadline) -> int:
         for error in self._prefill_errors:
@@ -116,6 +126,13 @@ def test_the_retry_budget_is_a_bound() -> None:
     assert caught.value.status == 503
     assert "3 attempts" in caught.value.message and "the decode replica died" in caught.value.message
     assert len(pools.used_kv) == 3
+
+
+def test_a_local_completion_goes_on_without_a_prefill() -> None:
+    pools, attempts = ScriptedPools([(3, ReplicaFailed("died")), (2, ReplicaFailed("died"))]), Attempts()
+    pools.where = "local"
+    assert asyncio.run(collect(pools, 2, attempts)) == EXPECTED
+    assert (pools.prefills, attempts.prefills, attempts.retries, attempts.local) == (0, 0, 2, True)
 
 
 def test_a_refusal_is_final() -> None:

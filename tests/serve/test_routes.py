@@ -110,6 +110,19 @@ def test_dead_decode_replicas_leave_no_trace_in_the_answer(endpoint: Endpoint) -
     assert endpoint.records[-1].retries == 3
 
 
+def test_where_a_prompt_runs_leaves_no_trace_in_the_answer_but_in_the_record() -> None:
+    endpoint = Endpoint()
+    split = endpoint.chat(max_tokens=40, n=2).json()
+    endpoint.pools.where = "local"
+    for deaths in ([], [7, 0, 13]):
+        endpoint.pools.die_after = list(deaths)
+        local = endpoint.chat(max_tokens=40, n=2).json()
+        assert local["choices"] == split["choices"]
+        assert local["usage"]["total_tokens"] == split["usage"]["total_tokens"]
+        assert (endpoint.records[-1].local, endpoint.records[-1].retries) == (2, len(deaths))
+    assert endpoint.records[0].local == 0
+
+
 def test_a_failure_after_the_first_token_is_an_event(endpoint: Endpoint) -> None:
     endpoint.pools.die_after = [2, 0, 0, 0]
     response = endpoint.chat(max_tokens=40, stream=True)

@@ -18,6 +18,9 @@ def chat(
     max_tokens: Annotated[int | None, typer.Option(help="Longest answer, in tokens.")] = None,
     temperature: Annotated[float, typer.Option(help="0 always takes the likeliest token.")] = 0.0,
     seed: Annotated[int | None, typer.Option(help="Makes a sampled answer repeatable.")] = None,
+    key: Annotated[
+        str | None, typer.Option(help="API key, where the endpoint has any.", envvar="OPENAI_API_KEY")
+    ] = None,
 ) -> None:
     """Ask a served model one question."""
     from elasmo.serve.client import Answer, parse_record, served_model, stream_chat, user_message
@@ -25,7 +28,8 @@ def chat(
     message = user_message(question, image or (), audio or (), None if record is None else parse_record(record))
     parameters = {"max_tokens": max_tokens, "seed": seed, "temperature": temperature}
     answer = Answer()
-    for piece in stream_chat(url, message, answer, {"model": model or served_model(url), **parameters}):
+    asked = {"model": model or served_model(url, key=key), **parameters}
+    for piece in stream_chat(url, message, answer, asked, key=key):
         typer.echo(piece, nl=False)
     typer.echo()
     tpot = "" if answer.tpot_ms is None else f", then {answer.tpot_ms:.1f} ms a token"

@@ -332,6 +332,17 @@ class FetchConfig(Section):
     timeout_s: Seconds = 10.0
 
 
+class KeyConfig(Section):
+    """An API key and what its requests may take; a limit that is null is the server's own."""
+
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$", description="of the key, in hex: the key itself is nowhere")
+    weight: PositiveFloat = Field(1.0, description="its share of the places, against other keys that wait")
+    max_in_flight: Positive | None = Field(None, description="completions at a time, those that wait included")
+    requests_per_minute: Positive | None = None
+    tokens_per_minute: Positive | None = Field(None, description="of prompts and answers together")
+    admin: bool = Field(False, description="may read /v1/elasmo/stats")
+
+
 class ServeConfig(Section):
     """The OpenAI-compatible endpoint and its pools."""
 
@@ -340,11 +351,26 @@ class ServeConfig(Section):
     model_name: str | None = Field(None, description="name in /v1/models; the published model's name when null")
     published: str | None = Field(None, description="folder written by `elasmo publish`")
     max_tokens: Positive = Field(32, description="default completion length")
-    max_queue: Positive = Field(256, description="requests in flight before 503")
+    max_queue: Positive = Field(256, description="completions in flight, those that wait included, before 503")
+    max_running: Positive | None = Field(
+        None, description="completions on the pools at a time; what the decode replicas take at once when null"
+    )
     request_timeout_s: Seconds = 60.0
     retries: Annotated[int, Field(ge=0)] = Field(3, description="replacement replicas tried for one request")
-    kv_mb: Positive = Field(64, description="object store that the KV of an ingress's requests may fill before 503")
+    kv_mb: Positive = Field(64, description="object store that the requests of an ingress may fill; others wait")
     body_bytes: Positive = Field(32 << 20, description="largest request body; media travel in it as base64")
+    text_chars: Positive = Field(1_000_000, description="characters of text, tools and schema that a request may have")
+    media_per_request: Positive = Field(16, description="images and sounds of one request")
+    keys: dict[str, KeyConfig] = Field({}, description="API keys by name; anybody may ask when there are none")
+    mode: Literal["auto", "split", "local"] = Field(
+        "split", description="where prompts run: in the prefill pool, in the decode replica, or what costs least"
+    )
+    handover_tokens: Positive = Field(
+        128, description="for mode=auto: prompt tokens that a replica computes in the time a hand-over of KV takes"
+    )
+    affinity_slack: Annotated[int, Field(ge=0)] = Field(
+        4, description="requests that the replica with a prompt's beginning may have more than the idlest to get it"
+    )
     coalesce_ms: Annotated[float, Field(ge=0)] = Field(
         8.0, description="how long tokens after the first wait to share a message; 0 sends each step's token alone"
     )
@@ -357,6 +383,21 @@ class ServeConfig(Section):
     decode: PoolConfig = PoolConfig()
     limits: LimitsConfig = LimitsConfig()
     fetch: FetchConfig = FetchConfig()
+
+    @model_validator(mode="after")
+    def _keys_differ(self) -> ServeConfig:
+        named = {key.sha256: name for name, key in self.keys.items()}
+        for name, key in self.keys.items():
+            if named[key.sha256] != name:
+                raise ValueError(f"keys {name!r} and {named[key.sha256]!r} have the same sha256; give each its own key")
+        return self
+
+    @property
+    def running_limit(self) -> int:
+        """Completions that one ingress replica has on the pools at a time."""
+        if self.max_running is not None:
+            return self.max_running
+        return max(1, self.decode.replicas * self.decode.max_ongoing // self.ingress.replicas)
 
 
 class RayConfig(Section):

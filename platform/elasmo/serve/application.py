@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from ray import serve
+from ray.serve.config import RequestRouterConfig
 
 from elasmo.config import Config, PoolConfig, load
 from elasmo.model.published import verify
+from elasmo.serve.affinity import BLOCK
 from elasmo.serve.decode import Decode
 from elasmo.serve.ingress import Ingress
 from elasmo.serve.prefill import Prefill
@@ -35,11 +37,21 @@ def app(config: Config) -> serve.Application:
     published = str(Path(settings.published).resolve())
     read_served_model(published, settings)
     verify(published)
-    prefill = _deployment(Prefill, settings.prefill, settings.prefill.max_ongoing).bind(published, settings)
-    decode = _deployment(Decode, settings.decode, settings.decode.max_ongoing).bind(published, settings)
-    # Ingress replicas refuse by themselves, in OpenAI's shape; Serve's own limit only has to stay out of their way.
-    ingress = _deployment(serve.ingress()(Ingress), settings.ingress, 4 * settings.max_queue + 64)
-    return ingress.bind(published, settings, prefill, decode)
+    blocks = settings.engine.blocks * settings.engine.block_size // BLOCK
+    router = RequestRouterConfig(
+        request_router_class="elasmo.serve.affinity_router:AffinityRouter",
+        request_router_kwargs={
+            "prefixes": blocks * max(settings.prefill.replicas, settings.decode.replicas),
+            "slack": settings.affinity_slack,
+        },
+    )
+    prefill = _deployment(Prefill, settings.prefill, settings.prefill.max_ongoing).options(request_router_config=router)
+    decode = _deployment(Decode, settings.decode, settings.decode.max_ongoing).options(request_router_config=router)
+    # Ingress replicas refuse by themselves, in OpenAI's shape; Serve's own limits only catch what never reaches them.
+    most = 4 * settings.max_queue + 64
+    ingress = _deployment(serve.ingress()(Ingress), settings.ingress, most).options(max_queued_requests=most)
+    pools = (pool.bind(published, settings) for pool in (prefill, decode))
+    return ingress.bind(published, settings, *pools)
 
 
 def build(args: Mapping[str, Any]) -> serve.Application:

@@ -14,7 +14,9 @@ import numpy as np
 from elasmo.config import ServeConfig
 from elasmo.model.encoded import Encoded
 from elasmo.model.imported_processor import AnyProcessor
-from elasmo.serve.admission import Admission
+from elasmo.serve.admission import Admission, Place
+from elasmo.serve.arrival import Arrival
+from elasmo.serve.callers import Callers
 from elasmo.serve.choice import Piece, merge, pieces
 from elasmo.serve.completion import Completion
 from elasmo.serve.deadline import Deadline, DeadlineExceeded
@@ -28,6 +30,8 @@ from elasmo.serve.sampling_protocol import SamplingFields
 from elasmo.serve.served_model import ServedModel
 from elasmo.serve.text_protocol import DetokenizeRequest, EmbeddingRequest, TextRequest, TokenizeRequest
 from elasmo.serve.tokens import ReplicaFailed, RequestRefused
+
+_LARGE_BODY = 1 << 16
 
 Request = TypeVar("Request", ChatRequest, TextRequest, EmbeddingRequest, TokenizeRequest, DetokenizeRequest)
 
@@ -52,7 +56,8 @@ class ChatService:
         on_end: Callable[[RequestRecord], None],
     ) -> None:
         self.model = model
-        self.admission = Admission(config.max_queue, config.kv_mb << 20)
+        self.admission = Admission(config.max_queue, config.running_limit, config.kv_mb << 20)
+        self.callers = Callers(config.keys)
         self._prompting = Prompting(model, processor, config)
         self._processor = processor
         self._before = processor.tokenizer.encode("a", add_special_tokens=False).ids[-1:]
@@ -60,29 +65,31 @@ class ChatService:
         self._pools = pools
         self._on_end = on_end
 
-    async def chat(self, body: bytes) -> dict[str, Any] | Completion:
+    async def chat(self, body: bytes, arrival: Arrival) -> dict[str, Any] | Completion:
         """The finished answer, or, where the request streams, one whose first token is there; the caller closes it.
 
         Raises:
             ApiError: with the status to answer.
         """
-        return await self._answer(body, ChatRequest, 1, self._prompting.chat)
+        return await self._answer(body, arrival, ChatRequest, 1, self._prompting.chat)
 
-    async def text(self, body: bytes) -> dict[str, Any] | Completion:
+    async def text(self, body: bytes, arrival: Arrival) -> dict[str, Any] | Completion:
         """The same for completions of bare prompts."""
-        return await self._answer(body, TextRequest, None, self._prompting.text)
+        return await self._answer(body, arrival, TextRequest, None, self._prompting.text)
 
-    async def embed(self, body: bytes) -> dict[str, Any]:
+    async def embed(self, body: bytes, arrival: Arrival) -> dict[str, Any]:
         """Embeddings of texts, in their order; raises as `chat` does."""
-        record = RequestRecord()
+        record, deadline = RequestRecord(arrival.began), arrival.deadline
         with ExitStack() as held:
             held.callback(self._end, record)
             try:
-                request = self._parse(body, EmbeddingRequest)
-                held.enter_context(self.admission.admit(len(request.input)))
-                deadline = Deadline(self._config.request_timeout_s)
-                prompts = [self._prompting.encode_text(text, f"input[{at}]") for at, text in enumerate(request.input)]
+                request = await self._parse(body, EmbeddingRequest)
+                place = self.admission.enter(arrival.caller, len(request.input))
+                held.callback(self.admission.leave, place)
+                prompts = await deadline.within(self._prompting.texts(request.input, "input"), "its texts to be read")
                 record.prompt_tokens = sum(len(prompt.tokens) for prompt in prompts)
+                self._spend(0, arrival, record, place, held)
+                await self.admission.turn(place, sum(prompt.nbytes for prompt in prompts), deadline)
                 vectors = await asyncio.gather(*(self._embed(prompt, deadline) for prompt in prompts))
             except BaseException as error:
                 raise self._told(error, record) or error from None
@@ -95,36 +102,41 @@ class ChatService:
 
     async def tokenize(self, body: bytes) -> dict[str, Any]:
         """Token ids of a text, or of a conversation with its template and its media's placeholders."""
-        request = self._parse(body, TokenizeRequest)
+        request = await self._parse(body, TokenizeRequest)
         if request.messages is not None:
             prompt = await self._prompting.encode_chat(request.messages, request.add_generation_prompt)
         else:
-            prompt = self._processor.encode_text(request.prompt or "")
+            prompt = await self._prompting.any_text(request.prompt or "")
         tokens = prompt.tokens.tolist()
         return {"count": len(tokens), "max_model_len": self.model.context, "tokens": tokens}
 
     async def detokenize(self, body: bytes) -> dict[str, Any]:
         """Text of token ids."""
-        return {"prompt": self._prompting.decode(self._parse(body, DetokenizeRequest).tokens, "tokens")}
+        request = await self._parse(body, DetokenizeRequest)
+        return {"prompt": self._prompting.decode(request.tokens, "tokens")}
 
     async def _answer(
         self,
         body: bytes,
+        arrival: Arrival,
         kind: type[Request],
         prompts: int | None,
         read: Callable[[Request], Awaitable[Asked]],
     ) -> dict[str, Any] | Completion:
-        record = RequestRecord()
+        record, deadline = RequestRecord(arrival.began), arrival.deadline
         held = ExitStack()
         held.callback(self._end, record)
         completion: Completion | None = None
         try:
-            request = self._parse(body, kind)
+            request = await self._parse(body, kind)
             assert isinstance(request, SamplingFields)
             record.choices = request.n * (prompts or len(getattr(request, "prompt", ())))
-            held.enter_context(self.admission.admit(record.choices))
-            deadline = Deadline(self._config.request_timeout_s)
+            place = self.admission.enter(arrival.caller, record.choices)
+            held.callback(self.admission.leave, place)
             asked = await deadline.within(read(request), "its media to be decoded")
+            record.prompt_tokens = sum(len(prompt.tokens) for prompt in asked.prompts)
+            self._spend(sum(params.max_tokens for _, params in asked.choices), arrival, record, place, held)
+            await self.admission.turn(place, self._store_bytes(asked), deadline)
             completion = self._start(asked, request, deadline, record, held)
             if request.stream:
                 await completion.first()
@@ -143,8 +155,6 @@ class ChatService:
         self, asked: Asked, request: SamplingFields, deadline: Deadline, record: RequestRecord, held: ExitStack
     ) -> Completion:
         """Sets up the choices; nothing runs on the pools before the first piece is asked for."""
-        record.prompt_tokens = sum(len(prompt.tokens) for prompt in asked.prompts)
-        held.enter_context(self.admission.hold_kv(request.n * record.prompt_tokens * self.model.kv_token_bytes))
         attempts = [Attempts() for _ in asked.choices]
         streams = []
         for index, ((number, params), tries) in enumerate(zip(asked.choices, attempts, strict=True)):
@@ -156,6 +166,24 @@ class ChatService:
             self.model, asked.voice, request.with_usage, request.n, record, attempts, stream, held, self._api_error
         )
 
+    def _store_bytes(self, asked: Asked) -> int:
+        """What a request owns in the object store at most: KV of each choice, and its prompt on the way to prefill."""
+        prompts = (asked.prompts[number] for number, _ in asked.choices)
+        return sum(len(prompt.tokens) * self.model.kv_token_bytes + prompt.nbytes for prompt in prompts)
+
+    def _spend(
+        self, completion_tokens: int, arrival: Arrival, record: RequestRecord, place: Place, held: ExitStack
+    ) -> None:
+        """Counts the most tokens a request can come to against its key, and returns the rest at its end."""
+        most = record.prompt_tokens + completion_tokens
+        arrival.caller.spend_tokens(most)
+
+        def settle() -> None:
+            used = record.prompt_tokens + record.completion_tokens if place.running else 0
+            arrival.caller.give_back_tokens(most - used)
+
+        held.callback(settle)
+
     async def _embed(self, prompt: Encoded, deadline: Deadline) -> np.ndarray:
         for failures in range(self._config.retries + 1):
             try:
@@ -165,8 +193,10 @@ class ChatService:
                 await deadline.within(asyncio.sleep(min(0.05 * 2**failures, 1.0)), f"a replacement replica ({reason})")
         raise unavailable(self._config.retries + 1, reason)
 
-    def _parse(self, body: bytes, kind: type[Request]) -> Request:
-        request = parse_request(body, kind)
+    async def _parse(self, body: bytes, kind: type[Request]) -> Request:
+        # A large body takes long enough to be noticed by every stream of this event loop.
+        large = len(body) > _LARGE_BODY
+        request = await asyncio.to_thread(parse_request, body, kind) if large else parse_request(body, kind)
         if request.model != self.model.name:
             raise unknown_model(request.model, self.model.name)
         return request

@@ -87,13 +87,13 @@ def parse_record(text: str) -> dict[str, Any]:
     return record
 
 
-def served_model(url: str, timeout_s: float = 10.0) -> str:
-    """Name of the model the endpoint serves.
+def served_model(url: str, timeout_s: float = 10.0, key: str | None = None) -> str:
+    """Name of the model the endpoint serves; `key` as in `stream_chat`.
 
     Raises:
         ChatError: nothing that speaks OpenAI's API answers there.
     """
-    with _open(urllib.request.Request(f"{url.rstrip('/')}/v1/models"), timeout_s) as response:
+    with _open(urllib.request.Request(f"{url.rstrip('/')}/v1/models", headers=_headers(key)), timeout_s) as response:
         try:
             return str(json.load(response)["data"][0]["id"])
         except (ValueError, LookupError, TypeError):
@@ -101,7 +101,12 @@ def served_model(url: str, timeout_s: float = 10.0) -> str:
 
 
 def stream_chat(
-    url: str, message: Mapping[str, Any], answer: Answer, parameters: Mapping[str, Any], timeout_s: float = 120.0
+    url: str,
+    message: Mapping[str, Any],
+    answer: Answer,
+    parameters: Mapping[str, Any],
+    timeout_s: float = 120.0,
+    key: str | None = None,
 ) -> Iterator[str]:
     """Pieces of text as they arrive; `answer` collects them and what came with them.
 
@@ -111,14 +116,14 @@ def stream_chat(
         answer: filled in.
         parameters: the request's other fields, `model` among them.
         timeout_s: longest silence of the endpoint.
+        key: API key, where the endpoint asks for one.
 
     Raises:
         ChatError: the endpoint refused the request, or failed in the middle of it.
     """
     body = {"messages": [message], "stream": True, "stream_options": {"include_usage": True}, **parameters}
-    request = urllib.request.Request(
-        f"{url.rstrip('/')}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
-    )
+    headers = {"Content-Type": "application/json", **_headers(key)}
+    request = urllib.request.Request(f"{url.rstrip('/')}/v1/chat/completions", json.dumps(body).encode(), headers)
     began = time.perf_counter()
     with _open(request, timeout_s) as response:
         for line in response:
@@ -134,6 +139,10 @@ def stream_chat(
     answer.total_ms = (time.perf_counter() - began) * 1000
     if answer.finish_reason is None:
         raise ChatError(f"{url} closed the stream before the answer was complete; ask again.")
+
+
+def _headers(key: str | None) -> dict[str, str]:
+    return {} if key is None else {"Authorization": f"Bearer {key}"}
 
 
 def _read_event(event: dict[str, Any], answer: Answer) -> str:

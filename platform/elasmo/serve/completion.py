@@ -86,6 +86,7 @@ class Completion:
         try:
             await self._stream.aclose()
         finally:
+            self._record.local = sum(attempts.local for attempts in self._attempts)
             self._record.retries = sum(attempts.retries for attempts in self._attempts)
             self._record.kv_bytes = sum(attempts.kv_bytes for attempts in self._attempts)
             if not self._complete and self._record.status == 200:

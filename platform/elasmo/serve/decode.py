@@ -7,6 +7,7 @@ import contextlib
 import os
 import uuid
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from dataclasses import asdict
 from typing import Any
 
@@ -14,9 +15,10 @@ import ray
 
 from elasmo.config import ServeConfig
 from elasmo.engine.sampling import SamplingParams
+from elasmo.model.encoded import Encoded
 from elasmo.serve import ray_adapter
 from elasmo.serve.deadline import Deadline
-from elasmo.serve.decode_loop import Admit, DecodeLoop, Event, Failed
+from elasmo.serve.decode_loop import Admit, DecodeLoop, Event, Failed, Run
 from elasmo.serve.load_engine import load_engine
 from elasmo.serve.token_buffer import TokenBuffer
 from elasmo.serve.tokens import KVLost, Problem, TokenBatch
@@ -32,6 +34,7 @@ class Decode:
         self._buffers: dict[str, TokenBuffer] = {}
         self._event_loop: asyncio.AbstractEventLoop | None = None
         self._kv_bytes = 0
+        self._local = 0
         self._loop = DecodeLoop(load_engine(published, config.engine), self._deliver)
 
     async def decode(
@@ -63,11 +66,34 @@ class Decode:
             return
         kv_bytes = sum(layer.nbytes for layer in payload.layers)
         self._kv_bytes += kv_bytes
-        buffer = TokenBuffer(len(sent), self._coalesce_s, kv_bytes)
-        self._buffers[request_id] = buffer
-        self._loop.admit(Admit(request_id, payload, params, sent))
+        buffer = self._open(Admit(request_id, payload, params, sent), kv_bytes)
         # The engine copies the KV into its pages; a view kept here would pin the object store until the last token.
         del payload
+        async with aclosing(self._told(request_id, buffer, deadline)) as items:
+            async for item in items:
+                yield item
+
+    async def local(
+        self, prompt: Encoded, params: SamplingParams, sent: tuple[int, ...], timeout_s: float
+    ) -> AsyncGenerator[TokenBatch | Problem, None]:
+        """The same for a prompt that is computed here, in pieces beside the steps of the others."""
+        self._event_loop = asyncio.get_running_loop()
+        self._local += 1
+        request_id = uuid.uuid4().hex
+        buffer = self._open(Run(request_id, prompt, params, sent), 0)
+        async with aclosing(self._told(request_id, buffer, Deadline(timeout_s))) as items:
+            async for item in items:
+                yield item
+
+    def _open(self, sequence: Admit | Run, kv_bytes: int) -> TokenBuffer:
+        buffer = TokenBuffer(len(sequence.replay), self._coalesce_s, kv_bytes)
+        self._buffers[sequence.request_id] = buffer
+        self._loop.admit(sequence)
+        return buffer
+
+    async def _told(
+        self, request_id: str, buffer: TokenBuffer, deadline: Deadline
+    ) -> AsyncGenerator[TokenBatch | Problem, None]:
         try:
             while True:
                 item = await deadline.within(buffer.take(), "the next token")
@@ -80,7 +106,8 @@ class Decode:
 
     async def stats(self) -> dict[str, Any]:
         """The engine's figures now, and what this replica took over since it started."""
-        return {"pid": os.getpid(), "kv_bytes": self._kv_bytes, "queued": self._loop.queued, **asdict(self._loop.stats)}
+        figures = {"kv_bytes": self._kv_bytes, "local": self._local, "queued": self._loop.queued}
+        return {"pid": os.getpid(), **figures, **asdict(self._loop.stats)}
 
     async def check_health(self) -> None:
         """Called by Serve; raising has this replica replaced."""

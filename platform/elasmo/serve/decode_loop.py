@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from elasmo.engine.contract import Engine, EngineFull, EngineRefused, EngineStats, StepOutput
 from elasmo.engine.kv import KVCachePayload, KVMismatchError
 from elasmo.engine.sampling import SamplingParams
+from elasmo.model.encoded import Encoded
 from elasmo.serve.tokens import Problem
 
 logger = logging.getLogger(__name__)
@@ -26,6 +27,16 @@ class Admit:
 
     request_id: str
     payload: KVCachePayload
+    params: SamplingParams
+    replay: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Run:
+    """A sequence whose prompt is to be computed here, and the tokens its stream has already seen."""
+
+    request_id: str
+    prompt: Encoded
     params: SamplingParams
     replay: tuple[int, ...] = ()
 
@@ -53,8 +64,8 @@ class DecodeLoop:
         self._engine = engine
         self._deliver = deliver
         self._wake = threading.Condition()
-        self._inbox: deque[Admit | str] = deque()  # an Admit, or the id of a request to abort
-        self._waiting: deque[Admit] = deque()
+        self._inbox: deque[Admit | Run | str] = deque()  # a new sequence, or the id of a request to abort
+        self._waiting: deque[Admit | Run] = deque()
         self._running: set[str] = set()
         self._closed = False
         self.failed_steps = 0
@@ -72,7 +83,7 @@ class DecodeLoop:
         """Whether the thread runs."""
         return self._thread.is_alive()
 
-    def admit(self, admit: Admit) -> None:
+    def admit(self, admit: Admit | Run) -> None:
         """Queues a sequence; its outputs come through `deliver`."""
         self._send(admit)
 
@@ -87,7 +98,7 @@ class DecodeLoop:
             self._wake.notify()
         self._thread.join()
 
-    def _send(self, message: Admit | str) -> None:
+    def _send(self, message: Admit | Run | str) -> None:
         with self._wake:
             self._inbox.append(message)
             self._wake.notify()
@@ -110,9 +121,9 @@ class DecodeLoop:
             if events:
                 self._deliver(events)
 
-    def _take(self, messages: Sequence[Admit | str]) -> None:
+    def _take(self, messages: Sequence[Admit | Run | str]) -> None:
         for message in messages:
-            if isinstance(message, Admit):
+            if not isinstance(message, str):
                 self._waiting.append(message)
             else:
                 self._waiting = deque(admit for admit in self._waiting if admit.request_id != message)
@@ -121,12 +132,18 @@ class DecodeLoop:
                     self._engine.abort(message)
 
     def _admit_waiting(self) -> list[Event]:
-        """Moves waiting sequences into the engine, first come first served, until it has no room."""
+        """Moves waiting sequences into the engine, first come first served, until it has no room.
+
+        The engine has a queue of its own for prompts, but none may go past KV that waits for all its pages at once.
+        """
         events: list[Event] = []
         while self._waiting:
             admit = self._waiting[0]
             try:
-                self._engine.admit(admit.request_id, admit.payload, admit.params, admit.replay)
+                if isinstance(admit, Run):
+                    self._engine.add(admit.request_id, admit.prompt, admit.params, admit.replay)
+                else:
+                    self._engine.admit(admit.request_id, admit.payload, admit.params, admit.replay)
             except EngineFull as error:
                 if self._running:
                     break

@@ -20,6 +20,7 @@ from elasmo.engine.sampling import SamplingParams
 from elasmo.model.encoded import Encoded
 from elasmo.serve.deadline import Deadline
 from elasmo.serve.openai_errors import unavailable
+from elasmo.serve.route import Route
 from elasmo.serve.tokens import KVLost, ReplicaFailed, TokenBatch
 
 Handle = TypeVar("Handle")
@@ -27,6 +28,16 @@ Handle = TypeVar("Handle")
 
 class Pools(Protocol[Handle]):
     """The prefill and decode pools as one completion sees them. `Handle` stands for the KV without being it."""
+
+    def route(self, prompt: Encoded) -> Route:
+        """Where the prompt is to run, now."""
+        ...
+
+    def local(
+        self, prompt: Encoded, params: SamplingParams, sent: tuple[int, ...], deadline: Deadline
+    ) -> AsyncGenerator[TokenBatch, None]:
+        """The tokens after `sent`, prompt and all run by one decode replica; raises as `decode` does."""
+        ...
 
     async def prefill(self, prompt: Encoded, params: SamplingParams, deadline: Deadline) -> Handle:
         """A handle to the prompt's KV, once it is made. Raises ReplicaFailed, DeadlineExceeded."""
@@ -50,6 +61,7 @@ class Attempts:
     prefills: int = 0
     decodes: int = 0
     kv_bytes: int = 0
+    local: bool = False
 
     @property
     def retries(self) -> int:
@@ -76,13 +88,19 @@ async def generate(
     sent: list[int] = []
     kv: Handle | None = None
     failures = 0
+    attempts.local = pools.route(prompt) == "local"
     while True:
         try:
-            if kv is None:
+            if kv is None and not attempts.local:
                 attempts.prefills += 1
                 kv = await pools.prefill(prompt, params, deadline)
             attempts.decodes += 1
-            async with aclosing(pools.decode(kv, params, tuple(sent), deadline)) as stream:
+            tokens = (
+                pools.local(prompt, params, tuple(sent), deadline)
+                if kv is None
+                else pools.decode(kv, params, tuple(sent), deadline)
+            )
+            async with aclosing(tokens) as stream:
                 async for batch in stream:
                     if batch.start != len(sent):
                         raise ReplicaFailed(f"a decode replica sent token {batch.start} where {len(sent)} was due")

@@ -32,7 +32,7 @@ class Ingress:
         self._totals = Totals()
         self._metrics = Metrics()
         model, processor = read_served_model(published, config)
-        self._service = ChatService(model, processor, config, ReplicaPools(prefill, decode), self._on_end)
+        self._service = ChatService(model, processor, config, ReplicaPools(prefill, decode, config), self._on_end)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Serve's hook for an app built in the replica, so that no app object is pickled."""
@@ -50,7 +50,9 @@ class Ingress:
         ingress = {
             "pid": os.getpid(),
             "in_flight": admission.in_flight,
-            "kv_held_bytes": admission.kv_bytes,
+            "running": admission.running,
+            "waiting": admission.waiting,
+            "kv_held_bytes": admission.store_bytes,
             "refused": admission.refused,
         }
         return {"ingress": {**ingress, **self._totals.as_dict()}, **dict(zip(self._handles, pools, strict=True))}

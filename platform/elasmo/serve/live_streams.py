@@ -18,8 +18,9 @@ from elasmo.serve.sse import DONE, event, parse_event_id
 class LiveStream:
     """One completion being told. Used on one event loop."""
 
-    def __init__(self, completion: Completion) -> None:
+    def __init__(self, completion: Completion, owner: str) -> None:
         self.id = completion.id
+        self.owner = owner
         self.readers = 0
         self.ended = False
         self._completion = completion
@@ -83,18 +84,19 @@ class LiveStreams:
     def __len__(self) -> int:
         return len(self._streams)
 
-    def open(self, completion: Completion) -> LiveStream:
+    def open(self, completion: Completion, owner: str) -> LiveStream:
         """The stream of a completion whose first piece is there, and its first reader, who must `leave`."""
-        stream = LiveStream(completion)
+        stream = LiveStream(completion, owner)
         stream.readers = 1
         self._streams[stream.id] = stream
         return stream
 
-    def resume(self, last_event_id: str) -> tuple[LiveStream, int]:
+    def resume(self, last_event_id: str, owner: str) -> tuple[LiveStream, int]:
         """The stream of an event that a client has, and the number of the one it misses; the reader must `leave`.
 
         Raises:
-            ApiError: 400 for what is no event's id, 404 for a stream that is not kept (any more) by this replica.
+            ApiError: 400 for what is no event's id, 404 for a stream that is not kept (any more) by this replica, or
+                not this owner's.
         """
         parsed = parse_event_id(last_event_id)
         if parsed is None:
@@ -103,7 +105,7 @@ class LiveStreams:
                 "Last-Event-ID",
             )
         stream = self._streams.get(parsed[0])
-        if stream is None:
+        if stream is None or stream.owner != owner:
             raise ApiError(
                 404,
                 f"The stream {parsed[0][:60]!r} is not here; streams are kept for serve.reconnect_s="

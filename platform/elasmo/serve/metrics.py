@@ -16,6 +16,7 @@ class Metrics:
         self._requests = Counter("elasmo_serve_requests", "Finished requests.", ("status",))
         self._tokens = Counter("elasmo_serve_tokens", "Tokens by kind: prompt, completion.", ("kind",))
         self._kv_bytes = Counter("elasmo_serve_kv_bytes", "KV bytes handed from prefill to decode.")
+        self._local = Counter("elasmo_serve_local", "Completions whose prompt ran in a decode replica.")
         self._retries = Counter("elasmo_serve_retries", "Prefill and decode calls repeated after a failure.")
         self._ttft = Histogram("elasmo_serve_ttft_ms", "Time to the first token, in ms.", boundaries=_MILLISECONDS)
         self._tpot = Histogram("elasmo_serve_tpot_ms", "Time per later token, in ms.", boundaries=_MILLISECONDS)
@@ -28,6 +29,8 @@ class Metrics:
                 self._tokens.inc(tokens, {"kind": kind})
         if record.kv_bytes:
             self._kv_bytes.inc(record.kv_bytes)
+        if record.local:
+            self._local.inc(record.local)
         if record.retries:
             self._retries.inc(record.retries)
         if record.ttft_s is not None:

@@ -76,6 +76,17 @@ def unknown_model(name: str, served: str) -> ApiError:
     )
 
 
+def rate_limited(why: str, retry_after_s: float) -> ApiError:
+    """429 with Retry-After: the caller has all that its key may have; the request was not started."""
+    return ApiError(
+        429,
+        f"{why[:1].upper()}{why[1:]}; try again in {math.ceil(retry_after_s)} s.",
+        "rate_limit_error",
+        "rate_limit_exceeded",
+        headers={"Retry-After": str(math.ceil(retry_after_s))},
+    )
+
+
 def overloaded(why: str, retry_after_s: float) -> ApiError:
     """503 with Retry-After: there is no room; the request was not started."""
     return ApiError(

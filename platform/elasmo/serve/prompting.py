@@ -18,12 +18,12 @@ from elasmo.model.imported_processor import AnyProcessor
 from elasmo.model.media import MediaError
 from elasmo.model.processor import ProcessorError
 from elasmo.serve.media_parts import to_messages
-from elasmo.serve.openai_errors import invalid_request
-from elasmo.serve.openai_protocol import ChatMessage, ChatRequest
+from elasmo.serve.openai_errors import invalid_request, too_large
+from elasmo.serve.openai_protocol import AudioPart, ChatMessage, ChatRequest, ImagePart, Part, TablePart, TextPart
 from elasmo.serve.sampling_protocol import SamplingFields
 from elasmo.serve.served_model import ServedModel
 from elasmo.serve.text_protocol import TextRequest
-from elasmo.serve.tool_calls import answer_grammar, describe_tools
+from elasmo.serve.tool_calls import answer_grammar, describe_tools, spoken
 from elasmo.serve.voice import ChatVoice, TextVoice, Voice
 
 T = TypeVar("T")
@@ -73,7 +73,7 @@ class Prompting:
 
     async def text(self, request: TextRequest) -> Asked:
         """A completion of bare prompts; raises as `chat` does."""
-        prompts = tuple(self.encode_text(prompt, f"prompt[{at}]") for at, prompt in enumerate(request.prompt))
+        prompts = await self.texts(request.prompt, "prompt")
         bias = self._bias(request)
         choices: list[tuple[int, SamplingParams]] = []
         for number, prompt in enumerate(prompts):
@@ -93,10 +93,25 @@ class Prompting:
         self, messages: Sequence[ChatMessage], add_generation_prompt: bool, preface: str | None = None
     ) -> Encoded:
         """The prompt of a conversation."""
+        self._check_size(messages, preface or "")
         limits = self._config.limits
         # On a thread: it decodes base64 and may fetch.
         turns = await asyncio.to_thread(to_messages, messages, limits, preface, self._config.fetch)
         return await self._run(self._processor.encode_chat, turns, limits, add_generation_prompt)
+
+    async def texts(self, prompts: Sequence[str | list[int]], param: str) -> tuple[Encoded, ...]:
+        """Prompts of bare texts, in their order; raises as `encode_text` does."""
+        self._check_chars(sum(len(prompt) for prompt in prompts if isinstance(prompt, str)), param)
+
+        def encode() -> tuple[Encoded, ...]:
+            return tuple(self.encode_text(prompt, f"{param}[{at}]") for at, prompt in enumerate(prompts))
+
+        return await asyncio.to_thread(encode)
+
+    async def any_text(self, prompt: str) -> Encoded:
+        """The tokens of a text, whatever they are, as `/tokenize` shows them."""
+        self._check_chars(len(prompt), "prompt")
+        return await asyncio.to_thread(self._processor.encode_text, prompt)
 
     def encode_text(self, prompt: str | list[int], param: str) -> Encoded:
         """The prompt of a bare text, or of token ids.
@@ -127,6 +142,25 @@ class Prompting:
             if token >= size:
                 raise invalid_request(f"{param} has token {token}; the vocabulary ends at {size - 1}.", param)
 
+    def _check_size(self, messages: Sequence[ChatMessage], preface: str) -> None:
+        """Refuses by count what would take long to read: pixels and seconds are limited for each medium."""
+        parts = [part for message in messages for part in message.content]
+        media = sum(isinstance(part, ImagePart | AudioPart) for part in parts)
+        most = self._config.media_per_request
+        if media > most:
+            raise invalid_request(
+                f"messages has {media} images and sounds; at most serve.media_per_request={most} are read.", "messages"
+            )
+        chars = sum(_chars(part) for part in parts) + sum(len(spoken(message)) for message in messages)
+        self._check_chars(chars + len(preface), "messages")
+
+    def _check_chars(self, chars: int, param: str) -> None:
+        most = self._config.text_chars
+        if chars > most:
+            raise too_large(
+                f"{param} has {chars} characters of text; at most serve.text_chars={most} are read: send less.", param
+            )
+
     def _bias(self, request: SamplingFields) -> tuple[tuple[int, float], ...]:
         bias = tuple((int(token), value) for token, value in request.logit_bias.items())
         self._known([token for token, _ in bias], "logit_bias")
@@ -137,6 +171,7 @@ class Prompting:
         if spec is None:
             return None
         param = "tools" if request.calls_tools else "response_format"
+        self._check_chars(len(spec.text), param)
         try:
             await asyncio.to_thread(self._grammars.check, spec)
         except GrammarError as error:
@@ -183,6 +218,14 @@ class Prompting:
             raise invalid_request(str(error), "messages", "invalid_media") from None
         except ProcessorError as error:
             raise invalid_request(str(error), "messages") from None
+
+
+def _chars(part: Part) -> int:
+    if isinstance(part, TextPart):
+        return len(part.text)
+    if isinstance(part, TablePart):
+        return sum(len(name) + len(str(value)) for name, value in part.record.items())
+    return 0
 
 
 def _seeded(params: SamplingParams, request: SamplingFields, count: int) -> list[SamplingParams]:

@@ -21,6 +21,7 @@ class RequestRecord:
         completion_tokens: over all choices.
         kv_bytes: KV handed from prefill to decode, again after a failure.
         retries: prefill and decode calls beyond the first ones.
+        local: choices whose prompt ran in a decode replica, without a hand-over.
     """
 
     began: float = field(default_factory=time.monotonic)
@@ -33,6 +34,7 @@ class RequestRecord:
     choices: int = 1
     kv_bytes: int = 0
     retries: int = 0
+    local: int = 0
 
     def first_token(self) -> None:
         """Notes the time to the first token, now."""
@@ -62,6 +64,7 @@ class Totals:
     completion_tokens: int = 0
     kv_bytes: int = 0
     retries: int = 0
+    local: int = 0
 
     def add(self, record: RequestRecord) -> None:
         """Counts one finished request."""
@@ -72,6 +75,7 @@ class Totals:
         self.completion_tokens += record.completion_tokens
         self.kv_bytes += record.kv_bytes
         self.retries += record.retries
+        self.local += record.local
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""

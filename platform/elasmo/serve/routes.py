@@ -13,8 +13,10 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from elasmo.config import ServeConfig
+from elasmo.serve.arrival import Arrival
 from elasmo.serve.chat_service import ChatService
 from elasmo.serve.completion import Completion
+from elasmo.serve.deadline import Deadline
 from elasmo.serve.live_streams import LiveStream, LiveStreams
 from elasmo.serve.openai_errors import ApiError, body_too_slow, defect, invalid_request, too_large, unknown_model
 from elasmo.serve.openai_protocol import ModelCard, ModelList
@@ -57,31 +59,45 @@ def build_routes(service: ChatService, config: ServeConfig, stats: Callable[[], 
     streams = app.state.streams = LiveStreams(config.reconnect_s, config.max_queue)
     card = ModelCard(id=model.name, created=model.created, max_model_len=model.context)
 
+    def arrive(request: Request) -> Arrival:
+        """Everything that can be refused before a byte of the body is read."""
+        caller = service.callers.identify(request.headers.get("authorization"))
+        caller.spend_request()
+        service.admission.check(caller)
+        return Arrival(caller, Deadline(config.request_timeout_s))
+
     @app.get("/healthz")
     async def healthz() -> Response:
         return JSONResponse({"status": "ok", "model": model.name})
 
     @app.get("/v1/models")
-    async def models() -> Response:
+    async def models(request: Request) -> Response:
+        service.callers.identify(request.headers.get("authorization"))
         return JSONResponse(ModelList(data=[card]).model_dump())
 
     @app.get("/v1/models/{name:path}")
-    async def one_model(name: str) -> Response:
+    async def one_model(request: Request, name: str) -> Response:
+        service.callers.identify(request.headers.get("authorization"))
         if name != model.name:
             raise unknown_model(name, model.name)
         return JSONResponse(card.model_dump())
 
     @app.get("/v1/elasmo/stats")
-    async def statistics() -> Response:
+    async def statistics(request: Request) -> Response:
+        service.callers.admin(request.headers.get("authorization"))
         return JSONResponse(await stats())
 
-    async def complete(request: Request, answer: Callable[[bytes], Awaitable[dict[str, Any] | Completion]]) -> Response:
+    async def complete(
+        request: Request, answer: Callable[[bytes, Arrival], Awaitable[dict[str, Any] | Completion]]
+    ) -> Response:
         last_event_id = request.headers.get("last-event-id")
         if last_event_id is not None:
-            return EventStream(streams, *streams.resume(last_event_id))
-        told = await answer(await read_body(request, config))
+            caller = service.callers.identify(request.headers.get("authorization"))
+            return EventStream(streams, *streams.resume(last_event_id, caller.name))
+        arrival = arrive(request)
+        told = await answer(await read_body(request, config, arrival.deadline), arrival)
         if isinstance(told, Completion):
-            return EventStream(streams, streams.open(told), 0)
+            return EventStream(streams, streams.open(told, arrival.caller.name), 0)
         return JSONResponse(told, headers={"x-request-id": told["id"]})
 
     @app.post("/v1/chat/completions")
@@ -94,15 +110,18 @@ def build_routes(service: ChatService, config: ServeConfig, stats: Callable[[], 
 
     @app.post("/v1/embeddings")
     async def embeddings(request: Request) -> Response:
-        return JSONResponse(await service.embed(await read_body(request, config)))
+        arrival = arrive(request)
+        return JSONResponse(await service.embed(await read_body(request, config, arrival.deadline), arrival))
 
     @app.post("/tokenize")
     async def tokenize(request: Request) -> Response:
-        return JSONResponse(await service.tokenize(await read_body(request, config)))
+        arrival = arrive(request)
+        return JSONResponse(await service.tokenize(await read_body(request, config, arrival.deadline)))
 
     @app.post("/detokenize")
     async def detokenize(request: Request) -> Response:
-        return JSONResponse(await service.detokenize(await read_body(request, config)))
+        arrival = arrive(request)
+        return JSONResponse(await service.detokenize(await read_body(request, config, arrival.deadline)))
 
     @app.exception_handler(ApiError)
     async def api_error(request: Request, error: ApiError) -> Response:
@@ -123,12 +142,12 @@ def build_routes(service: ChatService, config: ServeConfig, stats: Callable[[], 
     return app
 
 
-async def read_body(request: Request, config: ServeConfig) -> bytes:
+async def read_body(request: Request, config: ServeConfig, deadline: Deadline) -> bytes:
     """The request's body.
 
     Raises:
         ApiError: 413 as soon as more than `body_bytes` are announced or received, 400 for a malformed length, 408 when
-            the client does not send it in `request_timeout_s`.
+            the client does not send it by the deadline.
     """
     limit = config.body_bytes
     announced = request.headers.get("content-length", "0")
@@ -137,7 +156,7 @@ async def read_body(request: Request, config: ServeConfig) -> bytes:
     body = bytearray()
     if int(announced) <= limit:
         try:
-            async with asyncio.timeout(config.request_timeout_s):
+            async with asyncio.timeout(deadline.remaining_s()):
                 async for chunk in request.stream():
                     body += chunk
                     if len(body) > limit:
