@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elasmo.data.index import GoldIndex
+from elasmo.data.index import GoldIndex, Source
 from elasmo.data.plan import StepPlan, slot_digest, step_receipt
 
 
@@ -85,3 +85,28 @@ def test_target_tokens_are_those_of_the_global_batch() -> None:
 def test_an_empty_split_is_refused() -> None:
     with pytest.raises(ValueError, match="has no row"):
         StepPlan(make_index(0), 0, 4, 2)
+
+
+def test_a_source_that_joins_leaves_the_slots_of_past_steps_as_they_were() -> None:
+    """Its rows, however heavy, must not move rows of steps that are committed from one slot to another."""
+    alone = make_index(60)
+    costs = np.concatenate([alone.costs, np.full((40, 4), (5, 900, 0, 70))])
+    sources = (Source("a", "a", 0, 60), Source("b", "b", 60, 40))
+    both = GoldIndex(
+        "both",
+        np.arange(100),
+        np.concatenate([alone.shard, np.full(40, int(alone.shard[-1]) + 1, np.int32)]),
+        alone.modalities,
+        np.concatenate([alone.modality, np.zeros(40, np.int8)]),
+        costs,
+        np.concatenate([alone.target_tokens, np.ones(40, np.int64)]),
+        sources,
+    )
+    one = GoldIndex("a", np.arange(60), *(getattr(alone, name) for name in FIELDS), sources=(Source("a", "a", 0, 60),))
+    before = StepPlan(one, 0, 12, 3)
+    after = StepPlan(both, 0, 12, 3, weights=({0: 1.0, 6: 0.5}, {6: 0.5}))
+    assert [before.slots(step) for step in range(6)] == [after.slots(step) for step in range(6)]
+    assert any(row >= 60 for slot in after.slots(6) for row in slot.row_ids)
+
+
+FIELDS = ("shard", "modalities", "modality", "costs", "target_tokens")

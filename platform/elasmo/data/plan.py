@@ -107,7 +107,6 @@ class StepPlan:
         ]
         means = [max(1e-9, float(index.costs[part, 0].mean(dtype=np.float64))) for part in parts]
         self.mixture = MixtureSchedule(means, weights, global_batch)
-        self._mean_cost = np.maximum(index.costs.mean(axis=0, dtype=np.float64), 1e-9)
         self._step_slots = lru_cache(maxsize=64)(self._make_slots)
 
     def __reduce__(self) -> tuple[type[StepPlan], tuple[Any, ...]]:
@@ -134,7 +133,7 @@ class StepPlan:
     def assign(self, step: int, world: int) -> tuple[tuple[Slot, ...], ...]:
         """Slots of each rank, in computing order; ranks may differ by one slot where `world` does not divide them."""
         slots = self.slots(step)
-        loads = np.array([self._load(slot.rows) for slot in slots])
+        loads = _in_means(np.array([self._tokens(slot.rows) for slot in slots]))
         return tuple(tuple(slots[i] for i in sorted(group)) for group in deal(loads, world))
 
     def micro_steps(self, step: int, world: int) -> int:
@@ -176,17 +175,22 @@ class StepPlan:
         total: NDArray[np.float64] = self.index.costs[list(rows)].sum(axis=0, dtype=np.float64)
         return total
 
-    def _load(self, rows: Sequence[int]) -> NDArray[np.float64]:
-        load: NDArray[np.float64] = self._tokens(rows) / self._mean_cost
-        return load
-
     def _make_slots(self, step: int) -> tuple[Slot, ...]:
         rows = self.rows(step)
         costs, fewest = self.index.costs[rows].astype(np.float64), self.global_batch // self.micro_batch
-        loads = costs / self._mean_cost
+        loads = _in_means(costs)
         groups = pack(costs, loads, fewest, self.caps) if self.caps else deal(loads, fewest)
         slots = []
         for number, group in enumerate(groups):
             members = tuple(int(rows[i]) for i in sorted(group))
             slots.append(Slot(step, number, members, tuple(int(self.index.row_ids[row]) for row in members)))
         return tuple(slots)
+
+
+def _in_means(costs: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Costs [items, modules] in units of each module's mean item.
+
+    Of these items, not of the whole index: a dataset that joins a run must not deal out its past steps anew.
+    """
+    loads: NDArray[np.float64] = costs / np.maximum(costs.mean(axis=0), 1e-9)
+    return loads
