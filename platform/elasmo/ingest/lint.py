@@ -14,6 +14,7 @@ from elasmo.config import LimitsConfig
 from elasmo.ingest.finding import Finding
 from elasmo.ingest.lint_files import lint_files
 from elasmo.ingest.lint_recipe import lint_recipe
+from elasmo.ingest.lint_tables import lint_tables
 from elasmo.ingest.silver import followed_first
 from elasmo.sources.contract import CONTRACT_FILE, ContractError, load_contract
 
@@ -48,7 +49,7 @@ def lint(folder: Path, platform: LimitsConfig) -> list[Finding]:
             text = sentence.removeprefix(f"{path}: ").removeprefix(f"{path} ")
             found.append(Finding("error", path, _line(root, place), text))
         return sorted(found, key=lambda finding: finding.line or 0)
-    check = lint_recipe if contract.source == "recipe" else lint_files
+    check = {"recipe": lint_recipe, "files": lint_files, "tables": lint_tables}[contract.source]
     found += check(folder, contract, contract.media.limits(platform))
     return sorted(found, key=lambda finding: (finding.path != path, str(finding.path), finding.line or 0))
 

@@ -8,13 +8,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import soundfile
-from PIL import Image
-
 from elasmo.config import LimitsConfig
 from elasmo.ingest.finding import Finding
+from elasmo.ingest.lint_media import media_problem
 from elasmo.ingest.silver_rows import heldout_by_hash
-from elasmo.model.media import FORMATS, MAX_CHANNELS
 from elasmo.sources.check import Checks
 from elasmo.sources.contract import CONTRACT_FILE, Contract
 from elasmo.sources.files import KINDS, ROWS, FilesSource
@@ -98,44 +95,9 @@ def _media(folder: Path, contract: Contract, limits: LimitsConfig, lines: Sequen
             text = f"{kind} {name} does not exist beside {contract.rows}; add the file or mend the path."
             found.append(Finding("error", folder / contract.rows, number, text))
             continue
-        rate = contract.media.sample_rate
-        problem = _image_problem(path, limits) if kind == "image" else _audio_problem(path, limits, rate)
+        problem = media_problem(kind, path, path.stat().st_size, limits, contract.media.sample_rate)
         if problem:
             found.append(Finding("error", path, None, f"{problem} (named in {contract.rows}:{number})"))
-
-
-def _image_problem(path: Path, limits: LimitsConfig) -> str:
-    """A sentence on what the header says, or nothing."""
-    size = path.stat().st_size
-    if size > limits.image_bytes:
-        return f"has {size} bytes; at most {limits.image_bytes} are allowed (media.image_bytes)."
-    try:
-        with Image.open(path, formats=FORMATS) as image:
-            width, height = image.size
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
-        return f"is no image that is read here; give {', '.join(FORMATS)}."
-    if width * height > limits.image_pixels:
-        return f"has {width}x{height} pixels; at most {limits.image_pixels} are allowed (media.image_pixels)."
-    return ""
-
-
-def _audio_problem(path: Path, limits: LimitsConfig, rate: int | None) -> str:
-    size = path.stat().st_size
-    if rate is None:
-        return "is a sound, but the contract names no media.sample_rate; add it."
-    if size > limits.audio_bytes:
-        return f"has {size} bytes; at most {limits.audio_bytes} are allowed (media.audio_bytes)."
-    try:
-        sound = soundfile.info(str(path))
-    except (soundfile.LibsndfileError, RuntimeError, OSError):
-        return "is no sound that is read here; give WAV, FLAC, OGG or MP3."
-    if sound.samplerate != rate:
-        return f"has a sample rate of {sound.samplerate} Hz; media.sample_rate is {rate}, convert one of them."
-    if sound.duration > limits.audio_s:
-        return f"lasts {sound.duration:.2f} s; at most {limits.audio_s:g} s are allowed (media.audio_s)."
-    if sound.channels > MAX_CHANNELS:
-        return f"has {sound.channels} channels; at most {MAX_CHANNELS} are allowed."
-    return "holds no samples." if sound.frames == 0 else ""
 
 
 def _sides(folder: Path, contract: Contract, lines: Sequence[Line], found: list[Finding]) -> None:

@@ -10,6 +10,7 @@ import datetime
 import sys
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -79,15 +80,21 @@ class SqlTable:
 
     def _steps(self, land: Land) -> Iterator[None]:
         """Copies chunk by chunk; stops between having a chunk and keeping it, where it may be left."""
+        with self._open() as connection:
+            self._refuse_absent(connection)
+            for rows, last in self._chunks(connection, land):
+                yield
+                self.copy.keep(rows, last)
+            self._verify(connection, self.copy.progress())
+
+    @contextmanager
+    def _open(self) -> Iterator[Connection]:
+        """A connection; what the database says against it is one sentence."""
         from sqlalchemy.exc import SQLAlchemyError
 
         try:
             with reading(self.url, self.folder) as connection:
-                self._refuse_absent(connection)
-                for rows, last in self._chunks(connection, land):
-                    yield
-                    self.copy.keep(rows, last)
-                self._verify(connection, self.copy.progress())
+                yield connection
         except (SQLAlchemyError, UnicodeDecodeError) as error:
             reason = str(getattr(error, "orig", None) or error).strip().splitlines()[0]
             raise SourceError(
@@ -102,11 +109,24 @@ class SqlTable:
             "copied so far are kept, and ingesting again goes on behind them: mend the database, or raise the timeout."
         )
 
+    def check(self) -> None:
+        """Looks whether the database has the table and the columns that will be copied.
+
+        Raises:
+            SourceError: it cannot be read, or lacks one of them.
+        """
+        with self._open() as connection:
+            self._refuse_absent(connection)
+
     def peek(self, rows: int) -> list[Mapping[str, Any]]:
-        """Some rows of the database with all its columns, in no order; nothing is copied."""
+        """Some rows of the database with all its columns, in no order; nothing is copied.
+
+        Raises:
+            SourceError: the database cannot be read.
+        """
         from sqlalchemy import select, text
 
-        with reading(self.url, self.folder) as connection:
+        with self._open() as connection:
             found = connection.execute(select(text("*")).select_from(self._source()).limit(rows))
             return [dict(row) for row in found.mappings()]
 

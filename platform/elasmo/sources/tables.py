@@ -114,7 +114,9 @@ class TablesSource:
     def land(self) -> Iterator[tuple[str, Row]]:
         for table, origin in self.contract.origins.items():
             rows = (
-                self._databases[table].copy.rows() if isinstance(origin, SqlOrigin) else self._from_files(table, origin)
+                self._databases[table].copy.rows()
+                if isinstance(origin, SqlOrigin)
+                else (row for _, row in self.records(table))
             )
             with self._unlocking():
                 yield from ((table, row) for row in rows)
@@ -126,6 +128,39 @@ class TablesSource:
             return self._databases[table].peek(rows)
         found = READERS[origin.format].read(origin, self._files(table, origin))
         return [row.values for row in islice((row for row in found if row.fault is None), rows)]
+
+    def records(self, table: str) -> Iterator[tuple[str, Landed]]:
+        """(place, landed row) of each record of a table that lands from files.
+
+        Raises:
+            SourceError: a file cannot be read, or no record has a column that must be there.
+        """
+        origin = self.contract.origins[table]
+        assert not isinstance(origin, SqlOrigin)
+        seen: dict[str, None] = {}
+        for row in READERS[origin.format].read(origin, self._files(table, origin)):
+            values = _renamed(row.values, origin.rename)
+            seen |= dict.fromkeys(values)
+            yield row.place, self._landed(table, replace(row, values=values))
+        spec = self.tables[table]
+        absent = [
+            name
+            for name, column in spec.columns.items()
+            if name not in seen and name != spec.key and not column.nullable
+        ]
+        if seen and absent:
+            raise SourceError(
+                f"from.{table}: no record of {origin.path!r} has column {absent[0]!r}; columns are {', '.join(seen)}: "
+                "take the column out of the contract, make it nullable, or map one to it with `rename`."
+            )
+
+    def check_database(self, table: str) -> None:
+        """Looks whether a table that lands from a database could; reads no row.
+
+        Raises:
+            SourceError: it cannot be read, or lacks a column.
+        """
+        self._databases[table].check()
 
     def release(self) -> None:
         """Bronze stands: copies of SQL tables may go, and what is left of those of earlier contracts."""
@@ -153,25 +188,6 @@ class TablesSource:
 
     def _files(self, table: str, origin: FilesOrigin) -> list[SourceFile]:
         return locate(self.folder, f"from.{table}.path", origin.path, READERS[origin.format].SUFFIXES)
-
-    def _from_files(self, table: str, origin: FilesOrigin) -> Iterator[Landed]:
-        """Landed rows of a table's files; a required column that no record has is an error of the contract."""
-        seen: dict[str, None] = {}
-        for row in READERS[origin.format].read(origin, self._files(table, origin)):
-            values = _renamed(row.values, origin.rename)
-            seen |= dict.fromkeys(values)
-            yield self._landed(table, replace(row, values=values))
-        spec = self.tables[table]
-        absent = [
-            name
-            for name, column in spec.columns.items()
-            if name not in seen and name != spec.key and not column.nullable
-        ]
-        if seen and absent:
-            raise SourceError(
-                f"from.{table}: no record of {origin.path!r} has column {absent[0]!r}; columns are {', '.join(seen)}: "
-                "take the column out of the contract, make it nullable, or map one to it with `rename`."
-            )
 
     def _from_database(self, table: str, values: Mapping[str, Any], key: str) -> Landed:
         origin, spec = self._databases[table].origin, self.tables[table]
