@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 import yaml
 
-from elasmo.config import LimitsConfig
+from elasmo.config import LimitsConfig, load
+from elasmo.data.gold import GoldError
+from elasmo.ingest.ingest import ingest
 from elasmo.ingest.lint import lint
+from elasmo.sources.contract import ContractError, load_contract
 from tests.pets import CONTRACT, png
 
 SAMPLE = {
@@ -88,3 +91,25 @@ def test_a_database_is_reached_and_not_copied(tmp_path: Path) -> None:
     dataset(folder, {"format": "sql", "url": "sqlite:///pets.db", "table": "pets", "key": "key"}, more)
     (finding,) = told(folder)
     assert "has no column 'owner'; its columns are key, picture, name" in finding
+
+
+def test_nothing_left_to_train_on_says_why(folder: Path, tmp_path: Path) -> None:
+    config = load(overrides=[f"data.lake={tmp_path / 'lake'}", "data.vocab_size=300"], env={})
+    (folder / "pets.csv").write_bytes(b"key,picture,name,age\na,good.png,Ren\xe9,3\n")
+    with pytest.raises(
+        GoldError, match=r"\(1 refused by silver, the first because pets.csv:2: name is not valid UTF-8"
+    ):
+        ingest(config, folder)
+    (folder / "pets.csv").write_text("key,picture,name,age\n")
+    with pytest.raises(GoldError, match=r"has no training sample left \(its sources have no row\); mend"):
+        ingest(config, folder)
+
+
+def test_a_broken_contract_is_one_line(folder: Path) -> None:
+    with (folder / "contract.yaml").open("a") as file:
+        file.write("  : : [\n")
+    with pytest.raises(ContractError, match=r"contract\.yaml:\d+ is not valid YAML: [^\n]*\.$"):
+        load_contract(folder)
+    dataset(folder, {"path": "pets.csv"})
+    with pytest.raises(ContractError, match=r"from\.pets\.format is missing; give one of parquet, csv,[^\n]*\.$"):
+        load_contract(folder)

@@ -45,8 +45,11 @@ from tests.sources.twelve import TURNS, source, twelve
         ({"from": {"cats": ORIGIN, "pets": ORIGIN}}, r"from\.cats names no table; tables are pets"),
         ({"from": {"pets": {**ORIGIN, "rename": {"a": "b"}}}}, r"from\.pets\.rename names column 'b'"),
         ({"from": {"pets": {**ORIGIN, "rename": {"a": "key", "b": "key"}}}}, "gives two columns the same name"),
-        ({"from": {"pets": {**ORIGIN, "paht": "x"}}}, r"unknown key 'from\.pets\.parquet\.paht'; did you mean 'path'"),
-        ({"from": {"pets": {"format": "xlsx", "path": "x"}}}, r"from\.pets is .* expected tags"),
+        ({"from": {"pets": {**ORIGIN, "paht": "x"}}}, r"unknown key 'from\.pets\.paht'; did you mean 'path'"),
+        (
+            {"from": {"pets": {"format": "xlsx", "path": "x"}}},
+            r"format is 'xlsx'; give one of parquet, csv, .*, sql\.",
+        ),
         ({"from": {"pets": {"format": "sql", "url": "sqlite:///x", "key": "k"}}}, "give either `table` or `query`"),
         ({"source": "files", "tables": {}}, "`from` and `samples` are for source: tables"),
     ],

@@ -30,7 +30,7 @@ from elasmo.model.sample import Audio, Image, Message, Segment, Table, Text
 from elasmo.model.tokenizer import train_tokenizer
 from elasmo.sources import row_samples
 from elasmo.sources.contract import Contract
-from elasmo.sources.quarantine import Refusal, RowError, write_quarantine
+from elasmo.sources.quarantine import Refusal, RowError, read_quarantine, write_quarantine
 from elasmo.sources.source import Source
 
 SHARD_ROWS = 512
@@ -87,9 +87,8 @@ def write_gold(
     placed = place(source.drafts(silver), silver, contract.modalities, refusals)
     train = [sample for sample in placed if sample.split == "train"]
     if not train:
-        raise GoldError(
-            f"{contract.name} has no training sample left{_first(refusals)}; mend the rows or the contract."
-        )
+        why = _why(lake, contract.name, silver.snapshot, refusals)
+        raise GoldError(f"{contract.name} has no training sample left{why}; mend the rows or the contract.")
     made = _processor(config, train, silver, contract)
     with SnapshotWriter(lake, contract.name, "gold", [silver.snapshot.parent]) as writer:
         counts = _write_rows(writer, placed, silver, made, limits, refusals)
@@ -105,7 +104,8 @@ def write_gold(
             "rows_by_modality": {s: {m: n for (t, m), n in sorted(counts.items()) if t == s} for s in SPLITS},
         }
     if not writer.snapshot.tables()["train"]:
-        raise GoldError(f"{contract.name} has no training sample left{_first(refusals)}; mend the rows or the config.")
+        why = _why(lake, contract.name, silver.snapshot, refusals)
+        raise GoldError(f"{contract.name} has no training sample left{why}; mend the rows or the config.")
     return writer.snapshot
 
 
@@ -317,5 +317,10 @@ def _text(message: Message) -> str:
     return "".join(segment.text for segment in message.segments if isinstance(segment, Text))
 
 
-def _first(refusals: Sequence[Refusal]) -> str:
-    return f" ({len(refusals)} refused, the first because {refusals[0].reason})" if refusals else ""
+def _why(lake: Path, dataset: str, silver: Snapshot, refusals: Sequence[Refusal]) -> str:
+    """Why there may be no sample, in brackets: what gold refused, else what silver did, else that there was no row."""
+    step = "" if refusals else " by silver"
+    refused = list(refusals) or read_quarantine(lake, dataset, silver.details["quarantine"])
+    if refused:
+        return f" ({len(refused)} refused{step}, the first because {refused[0].reason})"
+    return "" if sum(silver.tables().values()) else " (its sources have no row)"

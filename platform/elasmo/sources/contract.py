@@ -13,7 +13,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from elasmo.config import LimitsConfig
 from elasmo.sources.marks import marked
-from elasmo.sources.origin import FilesOrigin, Origin, SampleSpec, SegmentSpec, SqlOrigin, TurnSpec
+from elasmo.sources.origin import FORMATS, FilesOrigin, Origin, SampleSpec, SegmentSpec, SqlOrigin, TurnSpec
 from elasmo.sources.part import Part
 from elasmo.sources.silver_rules import LanguageRule, NearImages, NearRules, NearTexts, Timeouts
 
@@ -262,8 +262,12 @@ def load_contract(folder: Path) -> Contract:
         )
     try:
         tree = yaml.safe_load(path.read_text())
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = f":{mark.line + 1}" if mark else ""
+        raise ContractError(f"{path}{line} is not valid YAML: {error.problem or error.context}.") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ContractError(f"{path} is not valid YAML: {error}") from None
+        raise ContractError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(tree, dict):
         raise ContractError(f"{path} holds a {type(tree).__name__}; it must hold keys such as `name:` and `licences:`.")
     try:
@@ -273,14 +277,20 @@ def load_contract(folder: Path) -> Contract:
         given = error.errors()
         inner = {item["loc"][:depth] for item in given for depth in range(len(item["loc"]))}
         items = [item for item in given if item["type"] != "too_short" or item["loc"] not in inner]
-        sentences = "\n".join(_sentence(path, dict(item)) for item in items)
-        raise ContractError(sentences, [item["loc"] for item in items]) from None
+        places = [_place(item["loc"]) for item in items]
+        told = [_sentence(path, {**item, "loc": place}) for item, place in zip(items, places, strict=True)]
+        raise ContractError("\n".join(told), places) from None
     if contract.name != folder.resolve().name:
         raise ContractError(
             f"{path}: name is {contract.name!r} but the folder is {folder.resolve().name!r}; they must be equal, since "
             "the lake files a dataset under its name."
         )
     return contract
+
+
+def _place(loc: tuple[str | int, ...]) -> tuple[str | int, ...]:
+    """Where a fault is in the YAML: pydantic puts an origin's format between the table and the key."""
+    return (*loc[:2], *loc[3:]) if loc[:1] == ("from",) and len(loc) > 2 and loc[2] in FORMATS else loc
 
 
 def _sentence(path: Path, error: dict[str, Any]) -> str:
@@ -291,6 +301,10 @@ def _sentence(path: Path, error: dict[str, Any]) -> str:
         key = str(error["loc"][-1])
         near = difflib.get_close_matches(key, sorted(_all_keys()), n=1, cutoff=0.5)
         return f"{path}: unknown key {dotted!r}" + (f"; did you mean {near[0]!r}?" if near else "; remove it.")
+    if error["type"] in ("union_tag_not_found", "union_tag_invalid"):  # of an origin, by its format
+        given = error.get("ctx", {}).get("tag")
+        fault = "format is missing" if given is None else f"format is {given!r}"
+        return f"{path}: {dotted}.{fault}; give one of {', '.join(FORMATS)}."
     message = re.sub(r"^Value error, ", "", error["msg"])
     if error["type"] == "value_error":
         return f"{path}: {dotted}: {message}."

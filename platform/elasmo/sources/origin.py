@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import Field, field_validator, model_validator
 
@@ -13,6 +13,7 @@ from elasmo.sources.part import Part
 FileFormat = Literal[
     "parquet", "csv", "jsonl", "arrow", "folder", "webdataset", "huggingface", "energon", "mds"
 ]  # fmt: skip
+FORMATS = (*get_args(FileFormat), "sql")
 TEXT_FORMATS = ("csv", "jsonl", "folder")
 
 

@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 from elasmo.data.manifest import Snapshot
 from elasmo.ingest.profiling import unfold
 from elasmo.sources.database import database_url, reading
+from elasmo.sources.marks import DISTANCE, LANGUAGE, MODALITY, NEAR
 from elasmo.sources.source import SourceError
 from elasmo.sources.source_row import FAULT
 
@@ -126,13 +127,19 @@ def snapshot_relations(snapshot: Snapshot) -> list[Relation]:
             for shard in snapshot.read(name, tops):
                 yield pa.table(dict(unfold(shard))).select(list(columns))
 
-        added = {FAULT, *(("split", "concept") if snapshot.manifest["layer"] == "silver" else ())}
+        added = {FAULT, *(_of_silver(own) if snapshot.manifest["layer"] == "silver" else ())}
         names = [column for column, kind in types if column not in added and not kind.startswith("list")]
         shards = snapshot.shards(name)
         head = snapshot.read_shard(shards[0], names) if shards else pa.table({column: [] for column in names})
         columns = tuple(column for column, _ in unfold(head))
         found.append(Relation(name, columns, rows, raw, key=(declared[name],) if name in declared else ()))
     return found
+
+
+def _of_silver(columns: Collection[str]) -> set[str]:
+    """Columns of a silver table that silver made: where a row is split, and its marks."""
+    marks = {f"{column}{mark}" for column in columns for mark in (NEAR, DISTANCE, LANGUAGE)}
+    return {"split", "concept", MODALITY, *(marks & set(columns))}
 
 
 def database_relations(text: str, folder: Path, tables: Sequence[str] = ()) -> list[Relation]:
