@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
@@ -11,8 +10,8 @@ import torch
 from torch import nn
 
 from elasmo.config import Config
-from elasmo.measure import energy, flops
-from elasmo.measure.flops import Load, Training
+from elasmo.measure import energy
+from elasmo.measure.flops import Load, ModelFlops
 from elasmo.model.encoded import Encoded
 from elasmo.simulate.accelerator import HardwareError, accelerator
 
@@ -31,17 +30,9 @@ def load_of(sample: Encoded) -> Load:
     )
 
 
-def training_of(model: nn.Module) -> Training:
-    """Which shares of a model's parts are trained; adapters count by their own size."""
-    own: dict[str, int] = defaultdict(int)
-    trained: dict[str, int] = defaultdict(int)
-    for name, parameter in model.named_parameters():
-        part = name.split(".")[0]
-        part = {"embed_tokens": "head", "lm_head": "head"}.get(part, part.removesuffix("_resampler"))
-        own[part] += parameter.numel()
-        trained[part] += parameter.numel() * parameter.requires_grad
-    shares = {part: trained[part] / count for part, count in own.items() if count}
-    return Training({part: shares.get(part, 0.0) for part in flops.PARTS})
+def trained_parameters(model: nn.Module) -> frozenset[str]:
+    """Names of the parameters that have gradients."""
+    return frozenset(name for name, parameter in model.named_parameters() if parameter.requires_grad)
 
 
 class Meter:
@@ -53,14 +44,13 @@ class Meter:
     """
 
     def __init__(self, config: Config, model: nn.Module, vocab: int, reads_energy: bool) -> None:
-        self._model, self._vocab = config.model, vocab
-        self._training = training_of(model)
-        self._recompute: flops.Recompute = config.train.layout.recompute
+        train = config.train
+        self._flops = ModelFlops(config.model, vocab, trained_parameters(model), train.lora, train.layout.recompute)
         self.counter = _counter() if reads_energy else None
 
     def flops(self, samples: Iterable[Encoded]) -> tuple[float, float]:
         """(model FLOPs, hardware FLOPs) of training on samples."""
-        return flops.step(self._model, self._vocab, map(load_of, samples), self._training, self._recompute)
+        return self._flops.step(map(load_of, samples))
 
     def joules(self) -> float:
         """Since the last call; 0 without a counter."""
