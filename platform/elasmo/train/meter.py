@@ -15,8 +15,10 @@ from elasmo.measure.flops import Load, ModelFlops
 from elasmo.model.encoded import Encoded
 from elasmo.simulate.accelerator import HardwareError, accelerator
 
-PROBE, ROUNDS = 1024, 6
-"""Side of the square matrices that a CPU's peak is measured with, and how often; the fastest counts."""
+PROBES = {"cpu": 1024, "cuda": 8192}
+"""Sides of the square matrices that a peak is measured with."""
+ROUNDS = 6
+"""How often; the fastest counts."""
 
 
 def load_of(sample: Encoded) -> Load:
@@ -75,28 +77,40 @@ def device_facts(config: Config) -> dict[str, Any]:
 def _peak(config: Config, name: str, dtype: str) -> tuple[float | None, str | None]:
     if config.train.meter.peak_tflops is not None:
         return config.train.meter.peak_tflops * 1e12, "configured (train.meter.peak_tflops)"
-    if not torch.cuda.is_available():
-        threads = torch.get_num_threads()
-        return measured_peak(dtype), f"measured: {PROBE}³ {dtype} product, {threads} threads, best of {ROUNDS}"
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    published = published_peak(name, dtype) if device == "cuda" else None
+    if published is not None:
+        return published
+    where = name if device == "cuda" else f"{torch.get_num_threads()} threads"
+    return measured_peak(dtype, device), f"measured: {PROBES[device]}³ {dtype} product, {where}, best of {ROUNDS}"
+
+
+def published_peak(name: str, dtype: str) -> tuple[float, str] | None:
+    """FLOP/s of a GPU, as CUDA names it, and where the number is from; None for a slice (MIG) or an unknown chip."""
     try:
         chip = accelerator(name)
-        return chip.peak(dtype), f"{chip.name}, dense {dtype}, published"
+        return None if "MIG" in name.split() else (chip.peak(dtype), f"{chip.name}, dense {dtype}, published")
     except HardwareError:
-        return None, None
+        return None
 
 
-def measured_peak(dtype: str) -> float:
-    """FLOP/s of the fastest of a few square products on this CPU."""
-    left, right = (torch.randn(PROBE, PROBE, dtype=getattr(torch, dtype)) for _ in range(2))
+def measured_peak(dtype: str, device: str = "cpu") -> float:
+    """FLOP/s of the fastest of a few square products on this device."""
+    side = PROBES[device]
+    left, right = (torch.randn(side, side, device=device).to(getattr(torch, dtype)) for _ in range(2))
     best = float("inf")
     for _ in range(ROUNDS):
         began = time.perf_counter()
         torch.mm(left, right)
+        if device == "cuda":
+            torch.cuda.synchronize()
         best = min(best, time.perf_counter() - began)
-    return 2 * PROBE**3 / best
+    return 2 * side**3 / best
 
 
 def _counter() -> energy.Counter | None:
-    if torch.cuda.is_available():
-        return energy.nvml(torch.cuda.current_device())
-    return energy.rapl()
+    if not torch.cuda.is_available():
+        return energy.rapl()
+    # A slice's energy is not counted apart from its GPU's.
+    sliced = "MIG" in torch.cuda.get_device_name().split()
+    return None if sliced else energy.nvml(f"GPU-{torch.cuda.get_device_properties().uuid}")
