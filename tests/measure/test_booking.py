@@ -79,6 +79,19 @@ def test_a_checkpoint_stalls_the_ranks_after_its_step_and_is_waited_for_at_the_e
     assert seconds["checkpoint"] == pytest.approx(2 * (0.75 + 1.5)) and seconds["idle"] == pytest.approx(2 * 0.25)
 
 
+def test_devices_are_held_from_the_start_of_their_processes() -> None:
+    """Of a run's first group; what a later one needs to start is recovery already."""
+    log = log_of(
+        {**attempt(100.0), "started": 70.0},
+        step(102.0, 1, EVEN, EVEN),
+        {**attempt(116.0, 2), "started": 108.0},
+        step(118.0, 2, EVEN, EVEN, of=2),
+    )
+    booking = book(log)
+    assert booking.wall_s == 48.0 == log.goodput.wall and booking.total == pytest.approx(96.0)
+    assert booking.seconds["start-up"] == pytest.approx(60.0) and booking.seconds["recovery"] == pytest.approx(28.0)
+
+
 def test_stages_wait_in_a_bubble() -> None:
     early = {"compute": 1.0, "communication": 1.0}
     booking = book(log_of(attempt(8.0, pp=2), step(10.0, 1, {"compute": 2.0, "communication": 0.0}, early)))

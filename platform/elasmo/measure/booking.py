@@ -26,7 +26,7 @@ class Booking:
 
     Attributes:
         seconds: of each of `KINDS`.
-        wall_s: from the first attempt to the last event.
+        wall_s: from the first worker group's processes to the last event.
     """
 
     seconds: Mapping[str, float] = field(default_factory=lambda: dict.fromkeys(KINDS, 0.0))
@@ -77,7 +77,7 @@ def _spans(log: RunLog) -> list[_Span]:
     attempts = known or [Attempt(1, first, max(step.world for step in steps))]
     spans = []
     for number, attempt in enumerate(attempts):
-        begin = min(attempt.time, first) if number == 0 else attempt.time
+        begin = min(attempt.held, first) if number == 0 else attempt.held
         following = attempts[number + 1] if number + 1 < len(attempts) else None
         # A driver that takes a run up again numbers its attempts anew; nobody held devices between the two.
         followed = following is not None and following.attempt > attempt.attempt
