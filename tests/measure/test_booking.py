@@ -53,12 +53,43 @@ def test_a_run_by_hand() -> None:
             "communication": 5 * 0.3 + 0.3,
             "other work": 6 * 0.1,
             "evaluation": 1.0,
+            "checkpoint": 0.0,
             "redone": 4.0,
             "recovery": 2 * 6.0 + 2 * 2.0,
             "start-up": 6.0,
             "idle": 1.0,
         }
     )
+
+
+def test_a_checkpoint_stalls_the_ranks_after_its_step_and_is_waited_for_at_the_end() -> None:
+    def saved(time: float, number: int, seconds: float) -> dict[str, Any]:
+        return {"event": "checkpoint", "time": time, "step": number, "seconds": seconds}
+
+    log = log_of(
+        attempt(98.0),
+        step(100.0, 1, EVEN, EVEN),
+        {"event": "eval", "time": 101.0, "step": 1, "seconds": 1.0},
+        saved(103.5, 1, 0.75),  # written on a thread, long after the ranks went on
+        step(104.0, 2, EVEN, EVEN),  # a second since the evaluation, of which 0.75 were the copy
+        step(106.0, 3, EVEN, EVEN),
+        saved(107.5, 3, 0.5),
+    )
+    seconds = book(log).seconds
+    assert seconds["checkpoint"] == pytest.approx(2 * (0.75 + 1.5)) and seconds["idle"] == pytest.approx(2 * 0.25)
+
+
+def test_devices_are_held_from_the_start_of_their_processes() -> None:
+    """Of a run's first group; what a later one needs to start is recovery already."""
+    log = log_of(
+        {**attempt(100.0), "started": 70.0},
+        step(102.0, 1, EVEN, EVEN),
+        {**attempt(116.0, 2), "started": 108.0},
+        step(118.0, 2, EVEN, EVEN, of=2),
+    )
+    booking = book(log)
+    assert booking.wall_s == 48.0 == log.goodput.wall and booking.total == pytest.approx(96.0)
+    assert booking.seconds["start-up"] == pytest.approx(60.0) and booking.seconds["recovery"] == pytest.approx(28.0)
 
 
 def test_stages_wait_in_a_bubble() -> None:
@@ -101,6 +132,9 @@ def test_the_sums_equal_the_total_whatever_the_clocks_say(data: st.DataObject) -
             if data.draw(st.booleans()):
                 time += data.draw(st.floats(0.001, 2))
                 events.append({"event": "eval", "time": time, "step": index + 1, "seconds": data.draw(st.floats(0, 3))})
+            if data.draw(st.booleans()):
+                saved = {"event": "checkpoint", "time": time, "step": index + 1}
+                events.append({**saved, "seconds": data.draw(st.floats(0, 3))})
     log = log_of(*events)
     booking = book(log)
     first = min([spans[0][0]] + [item.time - item.seconds["step"] for item in (*log.steps, *log.redone)])

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from elasmo.config import AudioConfig, LimitsConfig, ModelConfig, MoEConfig, VisionConfig
-from elasmo.measure.flops import Load, Training, forward, step
+from elasmo.config import AudioConfig, DecoderConfig, LimitsConfig, LoraConfig, ModelConfig, MoEConfig, VisionConfig
+from elasmo.measure.flops import Load, ModelFlops, Recompute
+from elasmo.model import lora
 from elasmo.model.batch import collate
 from elasmo.model.encoded import Encoded
 from elasmo.model.multimodal import MultimodalDecoder
 from elasmo.model.processor import Processor
 from elasmo.model.sample import Audio, Image, Message, Segment, Table, Text
-from elasmo.train.meter import load_of
+from elasmo.parallel.recompute import recompute_layer
+from elasmo.train.freeze import freeze
+from elasmo.train.meter import load_of, trained_parameters
 from tests.serve.tiny import ATTENDING, CONFIG, FIELDS, png, tiny_model, wav
 
 MOE = CONFIG.model_copy(
@@ -50,102 +54,136 @@ def encoded(processor: Processor, segments: tuple[Segment, ...]) -> Encoded:
 
 def counted(model: MultimodalDecoder, sample: Encoded, backward: bool = False) -> float:
     """What torch counts, of a batch of one sample with a logit at every token."""
-    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), torch.set_grad_enabled(backward):
         logits = model(collate([sample]))
         if backward:
             logits.sum().backward()
     return float(counter.get_total_flops())
 
 
-def whole(config: ModelConfig, vocab: int, sample: Encoded) -> float:
-    """The formula, with a logit at every token and the half of the decoder's attention that its mask leaves out."""
+def load_with_all_logits(sample: Encoded) -> Load:
     load = load_of(sample)
-    parts = forward(config, vocab, Load(load.tokens, load.tokens, load.images, load.frames, load.cells))
-    causal = 2.0 * config.decoder.layers * load.tokens * (load.tokens - 1)
-    causal *= config.decoder.heads * config.decoder.head_size
-    return sum(part.weights + part.attention for part in parts.values()) + causal
+    return replace(load, targets=load.tokens)
+
+
+def masked_half(flops: ModelFlops, kind: str, tokens: int) -> float:
+    """What the formula leaves out of the decoder's attention: a pair's FLOPs times the pairs above the diagonal."""
+    one, two = (getattr(flops.by_part(Load(count, 0))["decoder"], kind) for count in (1, 2))
+    return float(two - 2 * one) * tokens * (tokens - 1) / 2
+
+
+def whole(flops: ModelFlops, sample: Encoded, kind: str) -> float:
+    """The formula as torch would count it: all logits, and no use of the causal mask."""
+    load = load_with_all_logits(sample)
+    parts = flops.by_part(load).values()
+    return sum(getattr(part, kind) for part in parts) + masked_half(flops, kind, load.tokens)
+
+
+def of(model: MultimodalDecoder, **more: Any) -> ModelFlops:
+    return ModelFlops(model.config, model.vocab_size, trained_parameters(model), **more)
 
 
 @pytest.mark.parametrize("kind", SAMPLES)
 @pytest.mark.parametrize("config", [CONFIG, MOE, CLIP], ids=["ours", "experts", "clip"])
-def test_forward_is_what_torch_counts(config: ModelConfig, kind: str) -> None:
+def test_forward_and_backward_are_what_torch_counts(config: ModelConfig, kind: str) -> None:
     model, processor = tiny_model(config=config)
     sample = encoded(processor, SAMPLES[kind])
-    with torch.no_grad():
-        found = counted(model, sample)
-    assert found == pytest.approx(whole(config, processor.vocab_size, sample), rel=1e-9)
+    assert counted(model, sample) == whole(of(model), sample, "forward")
+    assert counted(model, sample, backward=True) == whole(of(model), sample, "model")
+
+
+@pytest.mark.parametrize("kind", ["image", "audio", "table"])
+@pytest.mark.parametrize(
+    "patterns",
+    [
+        ("*", "!*.projector"),  # LLaVA's first stage: nothing passes through the towers
+        ("vision", "audio", "table"),
+        ("vision", "audio", "table", "embed_tokens", "decoder.layers.0"),  # nothing passes through the first layer
+        ("embed_tokens", "decoder"),
+        ("*", "!decoder.norm", "!embed_tokens"),
+        ("*", "!vision.blocks.0.fc2", "!audio.blocks.0.fc2", "!table.mix"),
+        ("*", "!decoder.layers.1.mlp.down_proj"),
+        ("*", "!decoder.layers.0.input_layernorm"),
+    ],
+    ids=lambda patterns: " ".join(patterns),
+)
+def test_what_is_frozen_counts_as_torch_does(patterns: tuple[str, ...], kind: str) -> None:
+    model, processor = tiny_model()
+    freeze(model, patterns)
+    sample = encoded(processor, SAMPLES[kind])
+    assert counted(model, sample, backward=True) == whole(of(model), sample, "model")
+
+
+def test_a_projector_of_two_layers_spares_its_tower_the_backward_pass() -> None:
+    model, processor = tiny_model(config=CLIP)
+    freeze(model, ("*", "!*.projector"))
+    sample = encoded(processor, SAMPLES["image"])
+    assert counted(model, sample, backward=True) == whole(of(model), sample, "model")
+
+
+@pytest.mark.parametrize("targets", [("q_proj", "v_proj"), ("gate_proj", "down_proj"), ("o_proj",)], ids=" ".join)
+def test_adapters_count_as_the_products_that_they_are(targets: tuple[str, ...]) -> None:
+    model, processor = tiny_model()
+    adapters = LoraConfig(rank=3, targets=targets)
+    lora.add_adapters(model, adapters, 0)
+    freeze(model, lora.FROZEN)
+    sample = encoded(processor, SAMPLES["text"])
+    flops = of(model, lora=adapters)
+    # Of the first layer's attention torch's plain operators skip the gradients that nothing asks for: of keys, whose
+    # weights are frozen, or of all three. Fused kernels compute them together or not at all.
+    decoder, tokens = CONFIG.decoder, len(sample.tokens)
+    spared = 2 * tokens**2 * decoder.heads * decoder.head_size if "q_proj" in targets else 0
+    assert counted(model, sample) == whole(flops, sample, "forward")
+    assert counted(model, sample, backward=True) + spared == whole(flops, sample, "model")
 
 
 def test_whisper_computes_a_position_that_is_no_part_of_the_clip() -> None:
     """The frames behind a clip, which its last position sees, make one more."""
     model, processor = tiny_model(config=WHISPER)
     sample = encoded(processor, SAMPLES["audio"])
-    with torch.no_grad():
-        found = counted(model, sample)
     load = load_of(sample)
     longer = replace(load, frames=(load.frames[0] + 2,))
-    clip, more = (forward(WHISPER, processor.vocab_size, item)["audio"] for item in (load, longer))
-    extra = found - whole(WHISPER, processor.vocab_size, sample)
-    assert 0 < extra < more.weights + more.attention - clip.weights - clip.attention
+    clip, more = (of(model).by_part(item)["audio"] for item in (load, longer))
+    for kind, backward in (("forward", False), ("model", True)):
+        extra = counted(model, sample, backward) - whole(of(model), sample, kind)
+        assert 0 < extra < getattr(more, kind) - getattr(clip, kind)
 
 
 def test_cross_attention_is_what_torch_counts_but_for_the_row_of_no_medium() -> None:
     model, processor = tiny_model(config=ATTENDING)
-    model.requires_grad_(False)
     sample = encoded(processor, SAMPLES["image"])
     config, load = ATTENDING, load_of(sample)
     hidden, blocks = config.decoder.hidden, 1
     # The blocks' keys have one row more, of zeros, and every token scores all media of the batch.
     rows = load.images * config.cross_attention.latents
     extra = blocks * (4 * hidden**2 + 4 * load.tokens * (rows + 1 - config.cross_attention.latents) * hidden)
-    with torch.no_grad():
-        assert counted(model, sample) == pytest.approx(whole(config, processor.vocab_size, sample) + extra, rel=1e-9)
+    assert counted(model, sample, backward=True) == whole(of(model), sample, "model") + 3 * extra
+    model.requires_grad_(False)
+    assert counted(model, sample) == whole(of(model), sample, "forward") + extra
 
 
-def test_training_is_three_times_forward_but_for_the_first_layers_inputs() -> None:
-    model, processor = tiny_model()
+@pytest.mark.parametrize("config", [CONFIG, MOE], ids=["dense", "experts"])
+@pytest.mark.parametrize("how", ["none", "selective", "full"])
+def test_what_is_recomputed_is_hardware_alone(how: Recompute, config: ModelConfig) -> None:
+    """torch's checkpoints stop early: a dense layer's last product is not computed again, of experts it is."""
+    model, processor = tiny_model(config=config)
+    for layer in model.decoder.layers:
+        recompute_layer(layer, how)  # type: ignore[arg-type]
+    model.train()
     sample = encoded(processor, SAMPLES["text"])
-    load = load_of(sample)
-    useful, hardware = step(CONFIG, processor.vocab_size, [load])
-    assert (
-        useful
-        == hardware
-        == pytest.approx(
-            3 * sum(part.weights + part.attention for part in forward(CONFIG, processor.vocab_size, load).values())
-        )
-    )
-    # Torch's backward pass also has attention's masked half, and no gradient of token ids, which are not multiplied.
-    assert counted(model, sample, backward=True) == pytest.approx(
-        3 * whole(CONFIG, processor.vocab_size, sample), rel=0.01
-    )
+    flops = of(model, recompute=how)
+    assert counted(model, sample, backward=True) == whole(flops, sample, "hardware")
+    assert flops.step([load_of(sample)])[0] == of(model).step([load_of(sample)])[1]
 
 
-def test_frozen_parts_cost_what_is_still_computed_of_them() -> None:
-    load = Load(tokens=50, targets=5, images=1)
-    parts = forward(CONFIG, 300, load)
-    vision, decoder, head = (parts[name] for name in ("vision", "decoder", "head"))
-    tower = {"vision": 0.0, "audio": 0.0, "table": 0.0}
-    useful, _ = step(CONFIG, 300, [load], Training(tower))
-    assert useful == pytest.approx(
-        vision.weights + vision.attention + 3 * (decoder.weights + decoder.attention + head.weights)
-    )
-    # Only the tower is trained: its gradient passes through the whole decoder, which has none of its own.
-    useful, _ = step(CONFIG, 300, [load], Training({"decoder": 0.0, "head": 0.0}))
-    assert useful == pytest.approx(
-        3 * (vision.weights + vision.attention) + 2 * (decoder.weights + head.weights) + 3 * decoder.attention
-    )
-    nothing = dict.fromkeys(("vision", "audio", "table", "decoder", "head"), 0.0)
-    assert step(CONFIG, 300, [load], Training(nothing))[0] == pytest.approx(
-        sum(part.weights + part.attention for part in parts.values())
-    )
-
-
-def test_what_is_recomputed_is_hardware_alone() -> None:
-    load = Load(tokens=50, targets=5)
-    decoder = forward(CONFIG, 300, load)["decoder"]
-    useful, _ = step(CONFIG, 300, [load])
-    assert step(CONFIG, 300, [load], recompute="selective") == (useful, useful + decoder.attention)
-    assert step(CONFIG, 300, [load], recompute="full") == (useful, useful + decoder.weights + decoder.attention)
+def test_a_large_dense_decoder_has_six_flops_a_weight_and_token() -> None:
+    """Chowdhery et al. 2022, appendix B: 6 N + 12 L H Q T a token, whose causal half this leaves out."""
+    decoder = DecoderConfig(hidden=4096, layers=32, heads=32, kv_heads=32, ffn=11_008, max_seq=4096)
+    config = ModelConfig(decoder=decoder.model_copy(update={"tie_embeddings": False}), vision=None, audio=None)
+    weights = 32 * (4 * 4096**2 + 3 * 4096 * 11_008) + 4096 * 32_000
+    found, _ = ModelFlops(config, 32_000).step([Load(4096, 4096)])
+    palm = 6 * weights + 12 * 32 * 32 * 128 * 4096 * (4097 / 4096) / 2
+    assert found / 4096 == pytest.approx(palm, rel=1e-9)
 
 
 def test_fields_of_the_tiny_table_are_two() -> None:

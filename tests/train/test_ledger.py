@@ -125,3 +125,11 @@ def test_a_resize_that_fell_back_names_the_refused_checkpoint_and_redoes_more() 
     assert (resize["restored_step"], resize["steps_redone"], resize["samples_returned"]) == (2, 3, 24)
     assert resize["refused_checkpoints"] == [{"step": 4, "reason": "a flipped byte in tensor 'w'"}]
     assert step["step"] == 3
+
+
+def test_an_attempt_tells_when_its_processes_started() -> None:
+    ledger = Ledger()
+    ledger.group_started(3.0)
+    assert ledger.begin(10.0, 2, 0, PLAN, ("n0", "n1"))["started"] == 3.0
+    two_ranks(ledger, 1, 1, 12.0)
+    assert "started" not in ledger.begin(20.0, 1, 1, PLAN, ("n0",))  # the controller has not told

@@ -1,8 +1,9 @@
 """Books every second of every rank of a run: useful, or lost to what.
 
 The run's time is walked once, attempt by attempt. Within an attempt its steps and evaluations take their seconds where
-they ended, and what lies between belongs to nobody: start-up before the first step of a run, recovery before that of a
-later attempt, idle elsewhere. Since every moment is booked once for every rank, the sums equal the total.
+they ended. What lies between is start-up before the first step of a run, recovery before that of a later attempt, after
+a step the stall of its checkpoint, and idle beyond that. Since every moment is booked once for every rank, the sums
+equal the total.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from elasmo.measure.run_log import Attempt, RunLog, Step
 
 KINDS = (
     "useful", "data stall", "imbalance", "bubble", "communication", "other work",
-    "evaluation", "redone", "recovery", "start-up", "idle",
+    "evaluation", "checkpoint", "redone", "recovery", "start-up", "idle",
 )  # fmt: skip
 
 
@@ -25,7 +26,7 @@ class Booking:
 
     Attributes:
         seconds: of each of `KINDS`.
-        wall_s: from the first attempt to the last event.
+        wall_s: from the first worker group's processes to the last event.
     """
 
     seconds: Mapping[str, float] = field(default_factory=lambda: dict.fromkeys(KINDS, 0.0))
@@ -76,7 +77,7 @@ def _spans(log: RunLog) -> list[_Span]:
     attempts = known or [Attempt(1, first, max(step.world for step in steps))]
     spans = []
     for number, attempt in enumerate(attempts):
-        begin = min(attempt.time, first) if number == 0 else attempt.time
+        begin = min(attempt.held, first) if number == 0 else attempt.held
         following = attempts[number + 1] if number + 1 < len(attempts) else None
         # A driver that takes a run up again numbers its attempts anew; nobody held devices between the two.
         followed = following is not None and following.attempt > attempt.attempt
@@ -94,11 +95,17 @@ def _walk(log: RunLog, span: _Span, seconds: dict[str, float]) -> None:
     ]
     work += [(item.time, item.seconds, None) for item in log.evaluations]
     work = [item for item in work if span.begin <= item[0] <= span.end]
+    stalls = {item.step: item.seconds for item in log.checkpoints if span.begin <= item.time <= span.end}
     at, waiting = span.begin, "start-up" if span.attempt.attempt == 1 else "recovery"
+    stall, saved = 0.0, False
     for time, took, step in sorted(work, key=lambda item: item[0]):
         stop = max(time, at)
         start = min(max(stop - took, at), stop)
-        seconds[waiting] += (start - at) * span.world
+        stood = min(stall, start - at)
+        seconds["checkpoint"] += stood * span.world
+        seconds[waiting] += (start - at - stood) * span.world
+        saved = step.step in stalls if step is not None else saved
+        stall = stalls.get(step.step, 0.0) if step is not None else stall - stood
         if step is None:
             seconds["evaluation"] += (stop - start) * span.world
         elif id(step) not in kept:
@@ -108,8 +115,10 @@ def _walk(log: RunLog, span: _Span, seconds: dict[str, float]) -> None:
                 seconds[kind] += part
         waiting = "idle" if step is not None else waiting
         at = stop
-    # What follows the last step of a group that another one took over from was lost to the fault.
-    seconds["recovery" if span.followed else waiting] += (span.end - at) * span.world
+    # What follows the last step of a group that another one took over from was lost to the fault; at the end of a run
+    # the ranks wait until the checkpoint of their last step is written.
+    rest = "recovery" if span.followed else "checkpoint" if saved else waiting
+    seconds[rest] += (span.end - at) * span.world
 
 
 def split(step: Step, wall_s: float, world: int, staged: bool = False) -> dict[str, float]:

@@ -53,9 +53,10 @@ def rapl(root: Path = RAPL) -> Counter | None:
     """The packages of this machine; None where there are none or they may not be read (often by root alone)."""
     packages = []
     for folder in sorted(root.glob("intel-rapl:*")):
-        if folder.name.count(":") > 1:  # a part of a package
-            continue
         try:
+            # A part of a package has two colons; `psys`, the platform, has the packages in it once more.
+            if folder.name.count(":") > 1 or not (folder / "name").read_text().startswith("package"):
+                continue
             packages.append(
                 _Package(folder, _microjoules(folder / "max_energy_range_uj"), _microjoules(folder / "energy_uj"))
             )
@@ -66,13 +67,17 @@ def rapl(root: Path = RAPL) -> Counter | None:
     return Counter("RAPL packages of the nodes", lambda: sum(package.joules() for package in packages))
 
 
-def nvml(index: int) -> Counter | None:
-    """A GPU of this machine, by its number in NVML; None without NVML or a chip that counts (Volta and later do)."""
+def nvml(uuid: str) -> Counter | None:
+    """A GPU of this machine; None without NVML or a chip that counts (Volta and later do).
+
+    Args:
+        uuid: `GPU-` and its id. NVML's numbers are no help: it counts GPUs that CUDA_VISIBLE_DEVICES hides.
+    """
     try:
-        import pynvml  # type: ignore[import-not-found, unused-ignore]  # comes with NVIDIA's driver stack
+        import pynvml  # type: ignore[import-not-found, unused-ignore]  # of the package nvidia-ml-py
 
         pynvml.nvmlInit()
-        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+        handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
         pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)
     except Exception:  # pynvml raises kinds of its own, of a library that may be absent
         return None

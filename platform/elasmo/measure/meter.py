@@ -7,6 +7,7 @@ costs nothing that could be said. Nothing is filled in from another chip.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from elasmo.measure.booking import Booking, book
@@ -40,7 +41,8 @@ class Metering:
         hfu: the same with what was recomputed.
         tokens_per_s: over the whole wall clock, failures and start-up included.
         usd_per_mtoken, joules_per_token: of the whole run, likewise.
-        booking: where its rank-seconds went; `usd` and `joules` are split in the same proportions.
+        goodput: share of the wall clock on steps that counted, as `RunLog.goodput` has it.
+        booking: where its rank-seconds went; see `split`.
     """
 
     tokens: int = 0
@@ -51,7 +53,14 @@ class Metering:
     usd_per_mtoken: Figure = Figure(None, NO_PRICE)
     joules: Figure = Figure(None, NO_JOULES)
     joules_per_token: Figure = Figure(None, NO_JOULES)
+    goodput: float = 0.0
     booking: Booking = field(default_factory=Booking)
+
+    def split(self, whole: Figure) -> dict[str, float]:
+        """What each kind of rank-seconds cost of `usd` or `joules`, in proportion; empty where that is unknown."""
+        if whole.value is None:
+            return {}
+        return {kind: whole.value * self.booking.share(kind) for kind in self.booking.seconds}
 
     def lines(self) -> list[tuple[str, str]]:
         """(name, figure in words) of each, unknown ones with their reason."""
@@ -59,6 +68,7 @@ class Metering:
             ("MFU", _percent(self.mfu)),
             ("HFU", _percent(self.hfu)),
             ("tokens/s, whole run", f"{self.tokens_per_s:,.0f}"),
+            ("goodput", f"{100 * self.goodput:.1f} % of the wall clock"),
             ("$ per million tokens", _told(self.usd_per_mtoken, "{:,.4g}")),
             ("joules per token", _told(self.joules_per_token, "{:,.3g}")),
         ]
@@ -70,7 +80,14 @@ class Metering:
         for name in named:
             figure: Figure = getattr(self, name)
             found[name] = {"value": figure.value, "source": figure.source}
-        return {**found, "rank_seconds": dict(self.booking.seconds), "wall_s": self.booking.wall_s}
+        return {
+            **found,
+            "goodput": self.goodput,
+            "rank_seconds": dict(self.booking.seconds),
+            "usd_by_kind": self.split(self.usd),
+            "joules_by_kind": self.split(self.joules),
+            "wall_s": self.booking.wall_s,
+        }
 
 
 def meter(log: RunLog) -> Metering:
@@ -92,6 +109,7 @@ def meter(log: RunLog) -> Metering:
         usd_per_mtoken=_per(usd, tokens / 1e6),
         joules=joules,
         joules_per_token=_per(joules, tokens),
+        goodput=log.goodput.fraction,
         booking=booking,
     )
 
@@ -113,13 +131,15 @@ def _usd(device: Device, booking: Booking) -> Figure:
 
 
 def _joules(log: RunLog, device: Device, booking: Booking) -> Figure:
-    steps = [*log.steps, *log.redone]
-    measured = sum(step.joules for step in steps)
-    if measured:
-        # The counter is read at steps; what lies between them is added at their mean power.
-        seconds = sum(step.seconds.get("step", 0.0) for step in steps if step.joules)
-        scaled = measured * booking.wall_s / seconds if seconds else measured
-        return Figure(scaled, f"{device.energy_source or 'counter'}, measured in steps, scaled to the wall clock")
+    # Counters are read at the end of each step, and each reading is of all the time since the one before.
+    steps = sorted((*log.steps, *log.redone), key=lambda step: step.time)
+    counted = [(before, step) for before, step in pairwise(steps) if step.joules]
+    seconds = sum((step.time - before.time) * step.world for before, step in counted)
+    if seconds:
+        # What no reading covers, such as a start or a recovery, is added at the mean power of a rank.
+        scaled = sum(step.joules for _, step in counted) * booking.total / seconds
+        covered = f"measured over {min(1.0, seconds / booking.total):.0%} of the time, scaled to all of it"
+        return Figure(scaled, f"{device.energy_source or 'counter'}, {covered}")
     watts = device.watts_per_device
     if watts is None:
         return Figure(None, NO_JOULES)

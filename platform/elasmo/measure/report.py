@@ -14,7 +14,6 @@ import jinja2
 import yaml
 
 from elasmo.measure import figures, units
-from elasmo.measure.booking import Booking
 from elasmo.measure.meter import Metering, meter
 from elasmo.measure.run_folder import RunFolder
 from elasmo.measure.run_log import Evaluation, Resize, RunLog
@@ -127,7 +126,7 @@ def render(folder: RunFolder, lineage: Lineage, commands: Sequence[tuple[str, st
         },
         goodput=log.goodput,
         wall_clock=_wall_clock(log),
-        rank_seconds=_rank_seconds(metering.booking),
+        rank_seconds=_rank_seconds(metering),
         booking=metering.booking,
         metering=metering.lines() if metering.tokens else [],
         verdict=verdict(metering.booking, _sections(folder.config)),
@@ -217,17 +216,30 @@ RANK_COLORS = {
     "bubble": 2,
     "communication": 4,
     "evaluation": 3,
+    "checkpoint": 4,
     "redone": 1,
     "recovery": 2,
 }
 """As the wall clock has them where it has them; the rest of the colours serve twice, apart from each other."""
 
 
-def _rank_seconds(booking: Booking) -> list[Segment]:
+def _rank_seconds(metering: Metering) -> list[Segment]:
+    """Every rank's seconds by kind, with their price where it is known."""
     rest = ("other work", "start-up", "idle")
-    parts = [(kind, value) for kind, value in booking.seconds.items() if kind not in rest]
-    segments = _bar([*parts, (OTHER, sum(booking.seconds[kind] for kind in rest))])
-    return [replace(part, color=RANK_COLORS.get(part.name, part.color)) for part in segments]
+
+    def told(values: Mapping[str, float]) -> list[tuple[str, float]]:
+        parts = [(kind, value) for kind, value in values.items() if kind not in rest]
+        return [*parts, (OTHER, sum(values.get(kind, 0.0) for kind in rest))]
+
+    usd = dict(told(metering.split(metering.usd))) if metering.usd.value is not None else {}
+    return [
+        replace(
+            part,
+            color=RANK_COLORS.get(part.name, part.color),
+            value=f"{part.value}, {usd[part.name]:.2g} $" if part.name in usd else part.value,
+        )
+        for part in _bar(told(metering.booking.seconds))
+    ]
 
 
 def _bar(parts: Sequence[tuple[str, float]]) -> list[Segment]:

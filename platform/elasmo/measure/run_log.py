@@ -89,6 +89,12 @@ class Attempt:
     world: int = 0
     start_step: int = 0
     plan: Mapping[str, Any] = field(default_factory=dict)  # layout, batch sizes, and what a device is able to do
+    started: float = 0.0  # when its processes began, before they imported anything; 0 where the log does not tell
+
+    @property
+    def held(self) -> float:
+        """Since when its devices were held by it and by no attempt before."""
+        return min(self.started, self.time) if self.started and self.attempt == 1 else self.time
 
     @property
     def staged(self) -> bool:
@@ -156,7 +162,7 @@ class RunLog:
         if not steps:
             return Goodput()
         starts = [step.time - step.seconds.get("step", 0.0) for step in steps]
-        starts += [attempt.time for attempt in self.attempts if attempt.time > 0]
+        starts += [attempt.held for attempt in self.attempts if attempt.time > 0]
         ends = [step.time for step in steps]
         ends += [evaluation.time for evaluation in self.evaluations]
         ends += [checkpoint.time for checkpoint in self.checkpoints]

@@ -28,8 +28,10 @@ ADVICE = {
     "evaluation": "evaluation: the run was short beside it, or evaluates too often; raise train.eval_every (now "
     "{eval_every})",
     "start-up": "start-up: the run was short beside its start",
-    "idle": "idle: nothing was computed between steps; checkpoints and reports stand there: raise "
-    "train.checkpoint_every or train.report_every",
+    "checkpoint": "checkpoints: ranks stood still while one was copied or written; raise train.checkpoint_every (now "
+    "{checkpoint_every}), or set train.checkpoint_async (now {checkpoint_async})",
+    "idle": "idle: nothing was computed between steps; reports stand there: raise train.report_every (now "
+    "{report_every})",
 }
 
 

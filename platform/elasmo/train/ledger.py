@@ -112,7 +112,15 @@ class Ledger:
         number = len(self.attempts) + 1
         self.attempts.append(Attempt(number, world, start_step, plan, nodes, times={"entered": now}))
         self._pending.clear()
-        return {"event": "attempt", "attempt": number, "world": world, "start_step": start_step, "plan": dict(plan)}
+        started = self._failure.get("started_time")
+        return {
+            "event": "attempt",
+            "attempt": number,
+            "world": world,
+            "start_step": start_step,
+            "plan": dict(plan),
+            **({"started": started} if started is not None else {}),
+        }
 
     def fell_back(self, number: int, refused_step: int, reason: str, to_step: int | None) -> Event:
         """The checkpoint to start from was refused; None where no older one is left, and the run ends."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
@@ -11,13 +10,15 @@ import torch
 from torch import nn
 
 from elasmo.config import Config
-from elasmo.measure import energy, flops
-from elasmo.measure.flops import Load, Training
+from elasmo.measure import energy
+from elasmo.measure.flops import Load, ModelFlops
 from elasmo.model.encoded import Encoded
 from elasmo.simulate.accelerator import HardwareError, accelerator
 
-PROBE, ROUNDS = 1024, 6
-"""Side of the square matrices that a CPU's peak is measured with, and how often; the fastest counts."""
+PROBES = {"cpu": 1024, "cuda": 8192}
+"""Sides of the square matrices that a peak is measured with."""
+ROUNDS = 6
+"""How often; the fastest counts."""
 
 
 def load_of(sample: Encoded) -> Load:
@@ -31,17 +32,9 @@ def load_of(sample: Encoded) -> Load:
     )
 
 
-def training_of(model: nn.Module) -> Training:
-    """Which shares of a model's parts are trained; adapters count by their own size."""
-    own: dict[str, int] = defaultdict(int)
-    trained: dict[str, int] = defaultdict(int)
-    for name, parameter in model.named_parameters():
-        part = name.split(".")[0]
-        part = {"embed_tokens": "head", "lm_head": "head"}.get(part, part.removesuffix("_resampler"))
-        own[part] += parameter.numel()
-        trained[part] += parameter.numel() * parameter.requires_grad
-    shares = {part: trained[part] / count for part, count in own.items() if count}
-    return Training({part: shares.get(part, 0.0) for part in flops.PARTS})
+def trained_parameters(model: nn.Module) -> frozenset[str]:
+    """Names of the parameters that have gradients."""
+    return frozenset(name for name, parameter in model.named_parameters() if parameter.requires_grad)
 
 
 class Meter:
@@ -53,14 +46,13 @@ class Meter:
     """
 
     def __init__(self, config: Config, model: nn.Module, vocab: int, reads_energy: bool) -> None:
-        self._model, self._vocab = config.model, vocab
-        self._training = training_of(model)
-        self._recompute: flops.Recompute = config.train.layout.recompute
+        train = config.train
+        self._flops = ModelFlops(config.model, vocab, trained_parameters(model), train.lora, train.layout.recompute)
         self.counter = _counter() if reads_energy else None
 
     def flops(self, samples: Iterable[Encoded]) -> tuple[float, float]:
         """(model FLOPs, hardware FLOPs) of training on samples."""
-        return flops.step(self._model, self._vocab, map(load_of, samples), self._training, self._recompute)
+        return self._flops.step(map(load_of, samples))
 
     def joules(self) -> float:
         """Since the last call; 0 without a counter."""
@@ -85,28 +77,40 @@ def device_facts(config: Config) -> dict[str, Any]:
 def _peak(config: Config, name: str, dtype: str) -> tuple[float | None, str | None]:
     if config.train.meter.peak_tflops is not None:
         return config.train.meter.peak_tflops * 1e12, "configured (train.meter.peak_tflops)"
-    if not torch.cuda.is_available():
-        threads = torch.get_num_threads()
-        return measured_peak(dtype), f"measured: {PROBE}³ {dtype} product, {threads} threads, best of {ROUNDS}"
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    published = published_peak(name, dtype) if device == "cuda" else None
+    if published is not None:
+        return published
+    where = name if device == "cuda" else f"{torch.get_num_threads()} threads"
+    return measured_peak(dtype, device), f"measured: {PROBES[device]}³ {dtype} product, {where}, best of {ROUNDS}"
+
+
+def published_peak(name: str, dtype: str) -> tuple[float, str] | None:
+    """FLOP/s of a GPU, as CUDA names it, and where the number is from; None for a slice (MIG) or an unknown chip."""
     try:
         chip = accelerator(name)
-        return chip.peak(dtype), f"{chip.name}, dense {dtype}, published"
+        return None if "MIG" in name.split() else (chip.peak(dtype), f"{chip.name}, dense {dtype}, published")
     except HardwareError:
-        return None, None
+        return None
 
 
-def measured_peak(dtype: str) -> float:
-    """FLOP/s of the fastest of a few square products on this CPU."""
-    left, right = (torch.randn(PROBE, PROBE, dtype=getattr(torch, dtype)) for _ in range(2))
+def measured_peak(dtype: str, device: str = "cpu") -> float:
+    """FLOP/s of the fastest of a few square products on this device."""
+    side = PROBES[device]
+    left, right = (torch.randn(side, side, device=device).to(getattr(torch, dtype)) for _ in range(2))
     best = float("inf")
     for _ in range(ROUNDS):
         began = time.perf_counter()
         torch.mm(left, right)
+        if device == "cuda":
+            torch.cuda.synchronize()
         best = min(best, time.perf_counter() - began)
-    return 2 * PROBE**3 / best
+    return 2 * side**3 / best
 
 
 def _counter() -> energy.Counter | None:
-    if torch.cuda.is_available():
-        return energy.nvml(torch.cuda.current_device())
-    return energy.rapl()
+    if not torch.cuda.is_available():
+        return energy.rapl()
+    # A slice's energy is not counted apart from its GPU's.
+    sliced = "MIG" in torch.cuda.get_device_name().split()
+    return None if sliced else energy.nvml(f"GPU-{torch.cuda.get_device_properties().uuid}")
