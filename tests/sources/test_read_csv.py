@@ -98,7 +98,7 @@ def test_a_cut_gzip_is_a_sentence(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("origin", "sentence"),
     [
-        ({"encoding": "utf-99"}, r"from\.pets\.csv\.encoding: it must be an encoding that Python knows"),
+        ({"encoding": "utf-99"}, r"from\.pets\.encoding: it must be an encoding that Python knows"),
         ({"format": "parquet", "delimiter": ";"}, "delimiter is for csv; remove it from format parquet"),
         ({"format": "parquet", "encoding": "latin-1"}, "encoding is for csv, jsonl, folder"),
     ],
