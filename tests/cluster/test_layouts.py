@@ -45,14 +45,8 @@ def alone(lake: Path, storage: Path) -> Iterator[RunResult]:
         yield fit(config)
 
 
-@pytest.mark.parametrize(
-    "layout",
-    [
-        "{tp: 2, tp_sequence: true}",
-        pytest.param("{pp: 2}", marks=pytest.mark.full),
-        pytest.param("{sp: 2, recompute: full}", marks=pytest.mark.full),
-    ],
-)
+@pytest.mark.full
+@pytest.mark.parametrize("layout", ["{tp: 2, tp_sequence: true}", "{pp: 2}", "{sp: 2, recompute: full}"])
 def test_a_layout_trains_as_one_worker_does(alone: RunResult, lake: Path, storage: Path, layout: str) -> None:
     config = configured(lake, storage, f"train.layout={layout}")
     result = fit(config)

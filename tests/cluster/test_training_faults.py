@@ -34,6 +34,7 @@ def losses(result: RunResult) -> dict[int, float]:
     return {event["step"]: event["loss"] for event in events(result.folder, "step")}
 
 
+@pytest.mark.full
 def test_a_killed_rank_with_a_corrupted_newest_checkpoint_and_a_nan_end_in_the_same_run(
     cluster: LocalCluster, lake: Path, tmp_path: Path
 ) -> None:

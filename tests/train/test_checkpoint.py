@@ -122,7 +122,7 @@ def train_on_and_save(rank: int, world: int, stage: int, root: str, dtype: str) 
     checkpoint.save(engine, Path(root), 2 * STEPS, {"optimizer_step": 2 * STEPS}, rank, gather, parallel)
 
 
-@pytest.mark.parametrize("stage", [1, 3])
+@pytest.mark.parametrize("stage", [pytest.param(1, marks=pytest.mark.full), 3])
 def test_bfloat16_resumes_from_float32_masters_without_a_difference(tmp_path: Path, stage: int) -> None:
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"
     run_ranks(2, train_on_and_save, stage, str(whole), "bfloat16")
