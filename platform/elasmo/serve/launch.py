@@ -12,6 +12,7 @@ import ray
 from ray import serve
 
 from elasmo.config import Config
+from elasmo.serve import ray_adapter
 from elasmo.serve.application import ServeSetupError, app
 from elasmo.serve.http_port import check_port
 from elasmo.serve.served_model import read_served_model
@@ -47,6 +48,7 @@ class Endpoint:
             if config.ray.address == "local":
                 check_port(settings.host, settings.port)
             _connect(config)
+        ray_adapter.forget_controller()
         try:
             if not serve.status().proxies:
                 check_port(settings.host, settings.port)

@@ -11,12 +11,22 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 import ray
+import ray.serve.context
 from ray.exceptions import ObjectLostError, RayActorError, RayError, RayTaskError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from elasmo.serve.deadline import Deadline
 from elasmo.serve.tokens import KVLost, ReplicaFailed
+
+
+def forget_controller() -> None:
+    """Drops the controller that this process has known, so that it is looked up by name in the cluster it is in now.
+
+    Serve tells clusters apart by job id, which is the same for the first driver of each: a process that leaves one
+    cluster for another would call an actor that is not there.
+    """
+    ray.serve.context._set_global_client(None)
 
 
 def method_of(handle: DeploymentHandle, method: str, stream: bool) -> DeploymentHandle:
