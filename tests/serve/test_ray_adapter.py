@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import inspect
 
+import pytest
 import ray
+import ray.serve.context
 from ray import serve
 from ray.exceptions import RayTaskError
 from ray.serve.handle import DeploymentHandle, DeploymentResponse, DeploymentResponseGenerator
 
+from elasmo.serve import ray_adapter
 from elasmo.serve.ray_adapter import first_line
 
 
@@ -36,3 +39,11 @@ def test_a_tasks_error_is_told_by_its_cause() -> None:
     error = RayTaskError("decode", "Traceback ...\n  File ...", ValueError("bad prompt\nsecond line"))
     assert first_line(error) == "bad prompt"
     assert first_line(KeyError()) == "KeyError"
+
+
+def test_the_controller_that_serve_remembers_can_be_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Serve compares job ids, which are equal in the first driver of every cluster."""
+    monkeypatch.setattr(ray.serve.context, "_global_client", object())
+    ray_adapter.forget_controller()
+    assert ray.serve.context._global_client is None
+    assert ray.serve.context._cached_client_from_current_session() is False
